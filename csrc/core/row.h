@@ -1,0 +1,62 @@
+// The end of every row's forward, written once: the semantics table of docs/semantics.md.
+#pragma once
+
+#include "core/args.h"
+
+namespace detlogp {
+
+// A max starts from the lowest finite number, so that a row of -inf gives exp(-inf) = 0 and not NaN.
+DETLOGP_FN float lowest_of(float) {
+  return -0x1.fffffep+127f;
+}
+
+DETLOGP_FN double lowest_of(double) {
+  return -0x1.fffffffffffffp+1023;
+}
+
+template <class Acc>
+DETLOGP_FN Acc lowest() {
+  return lowest_of(Acc());
+}
+
+template <class Acc>
+DETLOGP_FN void store_scored_row(
+    const ForwardArgs& args, int64_t row, Acc target, Acc row_max, Acc log_sum) {
+  store_as(args.logp_type, args.logp, row, target - row_max - log_sum);
+  if (args.lse != nullptr) {
+    store_as(args.lse_type, args.lse, row, row_max + log_sum);
+  }
+  if (args.row_max != nullptr) {
+    static_cast<Acc*>(args.row_max)[row] = row_max;
+    static_cast<Acc*>(args.log_sum)[row] = log_sum;
+  }
+}
+
+// A row that is not selected, or whose id is not one of its columns. Its logits are not read.
+template <class Acc>
+DETLOGP_FN void store_skipped_row(const ForwardArgs& args, int64_t row) {
+  const bool selected = Rows::selected(args.rows, row);
+  const Acc infinity = static_cast<Acc>(bit_cast<float>(0x7f800000u));
+  const Acc nan = static_cast<Acc>(bit_cast<float>(0x7fc00000u));
+  if (selected || !args.keep_unselected) {
+    const bool is_nan = selected && args.nan_for_invalid;
+    store_as(args.logp_type, args.logp, row, is_nan ? nan : Acc(0));
+  }
+  if (args.lse != nullptr) {
+    store_as(args.lse_type, args.lse, row, -infinity);
+  }
+  if (args.row_max != nullptr) {
+    static_cast<Acc*>(args.row_max)[row] = -infinity;
+    static_cast<Acc*>(args.log_sum)[row] = 0;
+  }
+}
+
+// grad (onehot - p) + grad_lse p, the product with grad rounded first, then one fused step.
+template <class Acc>
+DETLOGP_FN Acc gradient(bool is_target, Acc p, Acc grad, Acc grad_lse, bool has_lse) {
+  const Acc score = (is_target ? Acc(1) : Acc(0)) - p;
+  const Acc product = grad * score;
+  return has_lse ? fused_multiply_add(grad_lse, p, product) : product;
+}
+
+}  // namespace detlogp

@@ -1,0 +1,112 @@
+// Loads, conversions and reductions that the CUDA kernels share.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "core/args.h"
+#include "core/lanes.h"
+
+namespace detlogp::cuda {
+
+inline void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) {
+    throw std::runtime_error(std::string("detlogp: ") + what + ": " + cudaGetErrorString(error));
+  }
+}
+
+template <class T>
+struct alignas(16) Vector {
+  static constexpr int kSize = 16 / sizeof(T);
+  T element[kSize];
+};
+
+template <class T>
+__device__ __forceinline__ bool is_aligned(const T* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % sizeof(Vector<T>) == 0;
+}
+
+// Elements before the first 16-byte boundary at or after `pointer`.
+template <class T>
+__device__ __forceinline__ int elements_to_boundary(const T* pointer) {
+  const uintptr_t past = reinterpret_cast<uintptr_t>(pointer) % sizeof(Vector<T>);
+  return static_cast<int>((sizeof(Vector<T>) - past) % sizeof(Vector<T>) / sizeof(T));
+}
+
+// Exact, as core/dtype.h widens; the hardware's conversion where it has one.
+template <class Acc, class T>
+__device__ __forceinline__ Acc to_acc(T x) {
+  return static_cast<Acc>(widen(x));
+}
+
+template <>
+__device__ __forceinline__ float to_acc<float, Half>(Half x) {
+  return __half2float(__ushort_as_half(x.bits));
+}
+
+template <>
+__device__ __forceinline__ double to_acc<double, Half>(Half x) {
+  return static_cast<double>(to_acc<float, Half>(x));
+}
+
+template <class T, class Acc>
+__device__ __forceinline__ T from_acc(Acc x) {
+  return Narrow<T>::from(x);
+}
+
+template <>
+__device__ __forceinline__ Half from_acc<Half, float>(float x) {
+  return Half{__half_as_ushort(__float2half_rn(x))};
+}
+
+template <>
+__device__ __forceinline__ BFloat16 from_acc<BFloat16, float>(float x) {
+  return BFloat16{__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+}
+
+__device__ __forceinline__ float larger(float a, float b) {
+  return fmaxf(a, b);
+}
+
+__device__ __forceinline__ double larger(double a, double b) {
+  return fmax(a, b);
+}
+
+__device__ __forceinline__ float exp_of(float x) {
+  return expf(x);
+}
+
+__device__ __forceinline__ double exp_of(double x) {
+  return exp(x);
+}
+
+__device__ __forceinline__ float log_of(float x) {
+  return logf(x);
+}
+
+__device__ __forceinline__ double log_of(double x) {
+  return log(x);
+}
+
+// The tree of core/lanes.h inside one warp: the result is in lane 0.
+template <class Acc>
+__device__ __forceinline__ Acc fold_warp(Acc value) {
+  for (int offset = kGroup / 2; offset > 0; offset /= 2) {
+    value += __shfl_down_sync(0xffffffffu, value, offset);
+  }
+  return value;
+}
+
+template <class Acc>
+__device__ __forceinline__ Acc max_of_warp(Acc value) {
+  for (int offset = kGroup / 2; offset > 0; offset /= 2) {
+    value = larger(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  }
+  return value;
+}
+
+}  // namespace detlogp::cuda

@@ -1,0 +1,163 @@
+// Forward on CUDA.
+//
+// Computes       logp[r] = x[r, t] - m - log(s), lse[r] = m + log(s), and m, log(s) for the backward
+// Order          core/lanes.h: thread k of a block of B is lane k; each warp folds its group of 32
+//                lanes, then one warp folds the group results. The max has no order.
+// Accuracy       detlogp.testing.logp_error_bound (CUDA's expf and logf: at most 1 ulp each)
+// Special cases  core/row.h
+// Source         the order of RL-Kernel's public deterministic logp kernel, which defined it. The sum
+//                is written as plain `+ expf`; nvcc's default contraction fuses expf's last product
+//                (a power of two) with it, which is part of the contract.
+#include "core/row.h"
+#include "cuda/device.h"
+#include "cuda/kernels.h"
+#include "cuda/policy.h"
+
+namespace detlogp::cuda {
+namespace {
+
+template <class T, class Acc>
+__device__ Acc max_of_contiguous(const T* row, int64_t vocab, int threads) {
+  Acc result = lowest<Acc>();
+  const int64_t boundary = elements_to_boundary(row);
+  const int64_t head = boundary < vocab ? boundary : vocab;
+  const int64_t vectors = (vocab - head) / Vector<T>::kSize;
+  const Vector<T>* body = reinterpret_cast<const Vector<T>*>(row + head);
+  // Backwards, so that the columns which the sum reads first are the ones still in the cache.
+#pragma unroll ForwardPolicy::kMaxUnroll
+  for (int64_t v = vectors - 1 - static_cast<int64_t>(threadIdx.x); v >= 0; v -= threads) {
+    const Vector<T> loaded = body[v];
+#pragma unroll
+    for (int e = 0; e < Vector<T>::kSize; ++e) {
+      result = larger(result, to_acc<Acc>(loaded.element[e]));
+    }
+  }
+  for (int64_t column = threadIdx.x; column < head; column += threads) {
+    result = larger(result, to_acc<Acc>(row[column]));
+  }
+  const int64_t tail = head + vectors * Vector<T>::kSize;
+  for (int64_t column = tail + threadIdx.x; column < vocab; column += threads) {
+    result = larger(result, to_acc<Acc>(row[column]));
+  }
+  return result;
+}
+
+template <class T, class Acc>
+__device__ Acc max_of_strided(const T* row, int64_t stride, int64_t vocab, int threads) {
+  Acc result = lowest<Acc>();
+  for (int64_t column = threadIdx.x; column < vocab; column += threads) {
+    result = larger(result, to_acc<Acc>(row[column * stride]));
+  }
+  return result;
+}
+
+template <class T, class Acc, int B>
+__device__ __forceinline__ Acc sum_of_lane(const T* row, int64_t stride, int64_t vocab, Acc row_max) {
+  constexpr int kUnroll = ForwardPolicy::kSumUnroll;
+  Acc sum = 0;
+  int64_t column = threadIdx.x;
+  const T* next = row + column * stride;
+  const int64_t step = B * stride;
+  for (; column + (kUnroll - 1) * B < vocab; column += kUnroll * B) {
+    T loaded[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      loaded[u] = next[u * step];
+    }
+    next += kUnroll * step;
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      sum += exp_of(to_acc<Acc>(loaded[u]) - row_max);
+    }
+  }
+  for (; column < vocab; column += B) {
+    sum += exp_of(to_acc<Acc>(*next) - row_max);
+    next += step;
+  }
+  return sum;
+}
+
+template <class T, class Acc, int B>
+__device__ void score_row(const ForwardArgs& args, int64_t row) {
+  __shared__ Acc group[kGroup];
+  const Rows& rows = args.rows;
+  if (!Rows::selected(rows, row) || !Rows::valid(rows, row)) {
+    if (threadIdx.x == 0) {
+      store_skipped_row<Acc>(args, row);
+    }
+    return;
+  }
+  const T* logits = static_cast<const T*>(rows.logits) + RowLayout::offset(rows.layout, row);
+  const int64_t stride = rows.column_stride;
+  const int lane = threadIdx.x % kGroup;
+  const int warp = threadIdx.x / kGroup;
+
+  Acc row_max = stride == 1 ? max_of_contiguous<T, Acc>(logits, rows.vocab, B)
+                            : max_of_strided<T, Acc>(logits, stride, rows.vocab, B);
+  row_max = max_of_warp(row_max);
+  if (lane == 0) {
+    group[warp] = row_max;
+  }
+  __syncthreads();
+  row_max = max_of_warp(group[lane % (B / kGroup)]);
+  __syncthreads();
+
+  // The common stride has a copy of its own, in which every column's offset is a constant.
+  Acc sum = stride == 1 ? sum_of_lane<T, Acc, B>(logits, 1, rows.vocab, row_max)
+                        : sum_of_lane<T, Acc, B>(logits, stride, rows.vocab, row_max);
+  sum = fold_warp(sum);
+  if (lane == 0) {
+    group[warp] = sum;
+  }
+  __syncthreads();
+  if (warp == 0) {
+    sum = fold_warp(lane < B / kGroup ? group[lane] : Acc(0));
+    if (lane == 0) {
+      const Acc target = to_acc<Acc>(logits[rows.token_ids[row] * stride]);
+      store_scored_row(args, row, target, row_max, log_of(sum));
+    }
+  }
+  __syncthreads();
+}
+
+template <class T, class Acc, int B>
+__global__ void __launch_bounds__(B) forward_kernel(const __grid_constant__ ForwardArgs args) {
+  for (int64_t row = blockIdx.x; row < args.rows.count; row += gridDim.x) {
+    score_row<T, Acc, B>(args, row);
+  }
+}
+
+template <class T, class Acc, int B>
+void launch(const ForwardArgs& args, cudaStream_t stream) {
+  const int64_t blocks = args.rows.count < INT32_MAX ? args.rows.count : INT32_MAX;
+  forward_kernel<T, Acc, B><<<static_cast<unsigned>(blocks), B, 0, stream>>>(args);
+  check(cudaGetLastError(), "launch of forward_kernel");
+}
+
+template <class Acc>
+void launch_for_dtype(const ForwardArgs& args, cudaStream_t stream) {
+  visit_dtype(args.rows.logits_type, [&](auto zero) {
+    using T = decltype(zero);
+    switch (lane_count(args.rows.vocab)) {
+      case 128:
+        return launch<T, Acc, 128>(args, stream);
+      case 256:
+        return launch<T, Acc, 256>(args, stream);
+      default:
+        return launch<T, Acc, 512>(args, stream);
+    }
+  });
+}
+
+}  // namespace
+
+void launch_forward(const ForwardArgs& args, bool double_arithmetic, void* stream) {
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  if (double_arithmetic) {
+    launch_for_dtype<double>(args, cuda_stream);
+  } else {
+    launch_for_dtype<float>(args, cuda_stream);
+  }
+}
+
+}  // namespace detlogp::cuda

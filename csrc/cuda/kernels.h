@@ -1,0 +1,28 @@
+// The CUDA kernels' launchers. `stream` is a cudaStream_t; the caller has made the device current.
+#pragma once
+
+#include "core/args.h"
+
+namespace detlogp::cuda {
+
+void launch_forward(const ForwardArgs& args, bool double_arithmetic, void* stream);
+void launch_backward(const BackwardArgs& args, bool double_arithmetic, void* stream);
+
+// Makes a device current for a scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int previous_;
+  bool changed_;
+};
+
+// "9.0" and so on, of every architecture whose machine code is in this build, and its toolkit.
+const char* architectures();
+const char* toolkit_version();
+
+}  // namespace detlogp::cuda

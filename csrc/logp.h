@@ -1,0 +1,30 @@
+// The operators' functions: check, allocate, run the kernel of the tensors' device.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "tensors.h"
+
+namespace detlogp {
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> logp(
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType dtype,
+    ScalarType compute_dtype, bool with_lse, bool with_stats, bool nan_for_invalid);
+
+std::tuple<Tensor, Tensor, Tensor> logp_out(
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType lse_dtype,
+    ScalarType compute_dtype, bool with_lse, bool with_stats, bool nan_for_invalid, Tensor out);
+
+Tensor logp_backward(
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
+    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse);
+
+// Properties of the build and of this process, one "key=value" a line.
+std::string build_info();
+
+// Selects the CPU code path by name, "auto" for the widest; returns the name of the path in use.
+std::string select_cpu_path(std::string name);
+
+}  // namespace detlogp

@@ -1,0 +1,38 @@
+// Every operator's schema, and its registration through PyTorch's stable ABI.
+#include <torch/csrc/stable/library.h>
+
+#include "logp.h"
+
+STABLE_TORCH_LIBRARY(detlogp, m) {
+  m.def(
+      "logp(Tensor logits, Tensor token_ids, Tensor? mask, ScalarType dtype, ScalarType compute_dtype,"
+      " bool with_lse, bool with_stats, bool nan_for_invalid)"
+      " -> (Tensor logp, Tensor lse, Tensor row_max, Tensor log_sum)");
+  m.def(
+      "logp_out(Tensor logits, Tensor token_ids, Tensor? mask, ScalarType lse_dtype,"
+      " ScalarType compute_dtype, bool with_lse, bool with_stats, bool nan_for_invalid, Tensor(a!) out)"
+      " -> (Tensor lse, Tensor row_max, Tensor log_sum)");
+  m.def(
+      "logp_backward(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max, Tensor log_sum,"
+      " Tensor? grad_logp, Tensor? grad_lse) -> Tensor");
+  m.def("build_info() -> str");
+  m.def("select_cpu_path(str name) -> str");
+}
+
+#define DETLOGP_IMPLEMENT(m)               \
+  m.impl("logp", TORCH_BOX(&detlogp::logp));         \
+  m.impl("logp_out", TORCH_BOX(&detlogp::logp_out)); \
+  m.impl("logp_backward", TORCH_BOX(&detlogp::logp_backward))
+
+STABLE_TORCH_LIBRARY_IMPL(detlogp, CPU, m) {
+  DETLOGP_IMPLEMENT(m);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(detlogp, CUDA, m) {
+  DETLOGP_IMPLEMENT(m);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(detlogp, CompositeExplicitAutograd, m) {
+  m.impl("build_info", TORCH_BOX(&detlogp::build_info));
+  m.impl("select_cpu_path", TORCH_BOX(&detlogp::select_cpu_path));
+}

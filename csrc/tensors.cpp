@@ -1,0 +1,149 @@
+#include "tensors.h"
+
+#include <array>
+
+#if defined(DETLOGP_CUDA)
+#include <dlfcn.h>
+
+#include "cuda/kernels.h"
+#endif
+
+namespace detlogp {
+
+Dtype to_dtype(ScalarType type, const char* name) {
+  switch (type) {
+    case ScalarType::Half:
+      return Dtype::float16;
+    case ScalarType::BFloat16:
+      return Dtype::bfloat16;
+    case ScalarType::Float:
+      return Dtype::float32;
+    case ScalarType::Double:
+      return Dtype::float64;
+    default:
+      STD_TORCH_CHECK(
+          false, "detlogp: ", name, " must be float16, bfloat16, float32 or float64, got ",
+          torch::headeronly::toString(type));
+  }
+}
+
+Tensor empty_on(const Tensor& like, const int64_t* sizes, int64_t dims, ScalarType type) {
+  constexpr int64_t kMaxDims = 64;
+  STD_TORCH_CHECK(dims <= kMaxDims, "detlogp: at most 64 dimensions, got ", dims);
+  std::array<int64_t, kMaxDims> strides;
+  int64_t stride = 1;
+  for (int64_t d = dims - 1; d >= 0; --d) {
+    strides[d] = stride;
+    stride *= sizes[d] > 1 ? sizes[d] : 1;
+  }
+  int32_t device_type;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  const int32_t dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      dims, sizes, strides.data(), dtype, device_type, like.get_device_index(), &handle));
+  return Tensor(handle);
+}
+
+namespace {
+
+// Leading dimensions that step as one are merged; those of size 1 vanish.
+RowLayout merge_leading_dims(const Tensor& logits) {
+  RowLayout layout{};
+  const auto sizes = logits.sizes();
+  const auto strides = logits.strides();
+  for (size_t d = 0; d + 1 < sizes.size(); ++d) {
+    if (sizes[d] == 1) {
+      continue;
+    }
+    const int last = layout.dims - 1;
+    if (layout.dims > 0 && layout.stride[last] == sizes[d] * strides[d]) {
+      layout.size[last] *= sizes[d];
+      layout.stride[last] = strides[d];
+      continue;
+    }
+    STD_TORCH_CHECK(
+        layout.dims < kMaxLeadingDims, "detlogp: logits may have at most ", kMaxLeadingDims,
+        " leading dimensions that cannot be merged; call contiguous() on it");
+    layout.size[layout.dims] = sizes[d];
+    layout.stride[layout.dims] = strides[d];
+    ++layout.dims;
+  }
+  return layout;
+}
+
+bool same_device(const Tensor& a, const Tensor& b) {
+  int32_t type_of_a;
+  int32_t type_of_b;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(a.get(), &type_of_a));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(b.get(), &type_of_b));
+  return type_of_a == type_of_b && a.get_device_index() == b.get_device_index();
+}
+
+}  // namespace
+
+void* per_row_data(
+    const Tensor& values, ScalarType type, const Tensor& logits, int64_t count, const char* name) {
+  STD_TORCH_CHECK(
+      values.scalar_type() == type, "detlogp: ", name, " must be ", torch::headeronly::toString(type),
+      ", got ", torch::headeronly::toString(values.scalar_type()));
+  STD_TORCH_CHECK(
+      values.numel() == count, "detlogp: ", name, " must have one element a row (", count, "), got ",
+      values.numel());
+  STD_TORCH_CHECK(values.is_contiguous(), "detlogp: ", name, " must be contiguous");
+  STD_TORCH_CHECK(same_device(values, logits), "detlogp: ", name, " must be on logits' device");
+  return values.data_ptr();
+}
+
+Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask) {
+  const int64_t dims = logits.dim();
+  STD_TORCH_CHECK(dims >= 1, "detlogp: logits must have at least one dimension, got 0");
+  Rows rows{};
+  rows.logits_type = to_dtype(logits.scalar_type(), "logits");
+  rows.vocab = logits.size(dims - 1);
+  STD_TORCH_CHECK(rows.vocab >= 1, "detlogp: logits must have at least one column, got 0");
+  rows.count = logits.numel() / rows.vocab;
+  rows.layout = merge_leading_dims(logits);
+  rows.column_stride = logits.stride(dims - 1);
+  rows.logits = logits.data_ptr();
+  rows.token_ids = static_cast<const int64_t*>(
+      per_row_data(token_ids, ScalarType::Long, logits, rows.count, "token_ids"));
+  if (mask.has_value()) {
+    rows.mask = static_cast<const bool*>(
+        per_row_data(*mask, ScalarType::Bool, logits, rows.count, "mask"));
+  }
+  return rows;
+}
+
+#if defined(DETLOGP_CUDA)
+namespace {
+
+using GetStream = AOTITorchError (*)(int32_t device_index, void** stream);
+
+// In libtorch_cuda alone, so it cannot be linked: the library must load where there is none.
+GetStream find_get_stream() {
+  void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+  void* symbol = library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr;
+  STD_TORCH_CHECK(symbol, "detlogp: logits are on CUDA, but libtorch_cuda.so is not loaded");
+  return reinterpret_cast<GetStream>(symbol);
+}
+
+}  // namespace
+
+void on_cuda_stream(const Tensor& logits, void (*launch)(void* stream, void* context), void* context) {
+  static const GetStream get_stream = find_get_stream();
+  const int32_t device = logits.get_device_index();
+  void* stream;
+  STABLE_TORCH_ERROR_CODE_CHECK(get_stream(device, &stream));
+  const cuda::DeviceScope scope(device);
+  launch(stream, context);
+}
+#else
+void on_cuda_stream(const Tensor&, void (*)(void*, void*), void*) {
+  STD_TORCH_CHECK(
+      false, "detlogp: logits are on CUDA, but this build has no CUDA kernels (nvcc was not found, "
+             "or the build was configured with DETLOGP_CUDA=OFF)");
+}
+#endif
+
+}  // namespace detlogp

@@ -1,0 +1,154 @@
+"""What the arguments of a call must be. Every error names the argument, what was expected, what came."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGER_DTYPES = frozenset(
+    (
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+    )
+)
+ON_INVALID = ("zero", "nan", "raise")
+CONTRACTS = ("locked",)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        expected = " or ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
+
+
+def check_logits(logits: Tensor) -> None:
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits must be a Tensor, got {type(logits).__name__}")
+    if logits.dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"logits must be float16, bfloat16, float32 or float64, got {_name(logits.dtype)}"
+        )
+    if logits.dim() == 0:
+        raise ValueError("logits must have shape [..., V], got a 0-d tensor")
+    if logits.shape[-1] == 0:
+        raise ValueError(f"logits must have at least one column (V >= 1), got {_shape(logits)}")
+    if logits.device.type not in ("cpu", "cuda", "meta"):
+        raise ValueError(f"logits must be on a CPU or CUDA device, got {logits.device}")
+
+
+def check_token_ids(token_ids: Tensor, logits: Tensor) -> Tensor:
+    """Returns the ids as contiguous int64 of logits' leading shape."""
+    if not isinstance(token_ids, Tensor):
+        raise TypeError(f"token_ids must be a Tensor, got {type(token_ids).__name__}")
+    if token_ids.dtype not in INTEGER_DTYPES:
+        raise TypeError(f"token_ids must have an integer dtype, got {_name(token_ids.dtype)}")
+    if token_ids.device != logits.device:
+        raise ValueError(
+            f"token_ids must be on logits' device, {logits.device}, got {token_ids.device}"
+        )
+    if token_ids.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"token_ids must have logits' leading shape, {tuple(logits.shape[:-1])}, "
+            f"got {_shape(token_ids)}"
+        )
+    return token_ids.to(torch.int64).contiguous()
+
+
+def check_rows(rows: Tensor, logits: Tensor) -> Tensor:
+    """Returns the selection as a contiguous boolean mask of logits' leading shape."""
+    leading = logits.shape[:-1]
+    if not isinstance(rows, Tensor):
+        raise TypeError(f"rows must be a Tensor, got {type(rows).__name__}")
+    if rows.device != logits.device:
+        raise ValueError(f"rows must be on logits' device, {logits.device}, got {rows.device}")
+    if rows.dtype == torch.bool:
+        if rows.shape != leading:
+            raise ValueError(
+                f"rows, a boolean mask, must have logits' leading shape, {tuple(leading)}, "
+                f"got {_shape(rows)}"
+            )
+        return rows.contiguous()
+    if rows.dtype not in INTEGER_DTYPES:
+        raise TypeError(f"rows must have an integer or bool dtype, got {_name(rows.dtype)}")
+    count = leading.numel()
+    numbers = rows.to(torch.int64).reshape(-1)
+    # One slot more than there are rows takes every number that is out of range.
+    numbers = numbers.where((numbers >= 0) & (numbers < count), count)
+    mask = torch.zeros(count + 1, dtype=torch.bool, device=logits.device)
+    return mask.index_fill_(0, numbers, True)[:count].view(leading)
+
+
+def check_row_indices(row_indices: Tensor) -> None:
+    if not isinstance(row_indices, Tensor) or row_indices.dtype not in INTEGER_DTYPES:
+        got = _name(row_indices.dtype) if isinstance(row_indices, Tensor) else type(row_indices)
+        raise TypeError(f"row_indices must be a Tensor of an integer dtype, got {got}")
+
+
+def check_out(out: Tensor, dtype: torch.dtype | None, logits: Tensor, *inputs: Tensor) -> None:
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out must be a Tensor, got {type(out).__name__}")
+    if out.dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"out must be float16, bfloat16, float32 or float64, got {_name(out.dtype)}"
+        )
+    if dtype is not None and dtype != out.dtype:
+        raise ValueError(f"dtype must agree with out, {_name(out.dtype)}, got {_name(dtype)}")
+    if out.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"out must have logits' leading shape, {tuple(logits.shape[:-1])}, got {_shape(out)}"
+        )
+    if out.device != logits.device:
+        raise ValueError(f"out must be on logits' device, {logits.device}, got {out.device}")
+    if out.requires_grad:
+        raise ValueError("out must not require grad; pass out.detach()")
+    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise ValueError("out must have one element a row, got an expanded tensor (stride 0)")
+    storage = out.untyped_storage().data_ptr()
+    if storage and any(storage == x.untyped_storage().data_ptr() for x in (logits, *inputs)):
+        raise ValueError("out must not share storage with an input")
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"dtype must be float16, bfloat16, float32, float64 or None, got {dtype!r}"
+        )
+
+
+def check_ids_in_range(token_ids: Tensor, mask: Tensor | None, vocab: int) -> None:
+    """Raises for a bad id in a selected row. Synchronises the device."""
+    bad = (token_ids < 0) | (token_ids >= vocab)
+    if mask is not None:
+        bad &= mask
+    if bool(bad.any()):
+        row = int(bad.reshape(-1).nonzero()[0])
+        value = int(token_ids.reshape(-1)[row])
+        raise ValueError(f"token_ids must be in [0, {vocab}), got {value} in row {row}")
+
+
+def check_plain_call(logits: Tensor) -> None:
+    """Raises where a derivative would silently be lost: transforms and forward mode are not there."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise NotImplementedError(
+            "logits: detlogp.logp does not support torch.func transforms (grad, vjp, jvp, vmap, ...) "
+            "yet; use backward() or torch.autograd.grad"
+        )
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(logits).tangent is not None:
+        raise NotImplementedError(
+            "logits: detlogp.logp does not support forward-mode derivatives (dual tensors) yet; "
+            "use backward() or torch.autograd.grad"
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}"
