@@ -2,7 +2,8 @@
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from detlogp._guards import has_tangent
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGER_DTYPES = frozenset(
@@ -116,9 +117,7 @@ def check_out(out: Tensor, dtype: torch.dtype | None, logits: Tensor, *inputs: T
 
 def check_dtype(dtype: torch.dtype | None) -> None:
     if dtype is not None and dtype not in FLOAT_DTYPES:
-        raise TypeError(
-            f"dtype must be float16, bfloat16, float32, float64 or None, got {dtype!r}"
-        )
+        raise TypeError(f"dtype must be float16, bfloat16, float32, float64 or None, got {dtype!r}")
 
 
 def check_ids_in_range(token_ids: Tensor, mask: Tensor | None, vocab: int) -> None:
@@ -139,7 +138,7 @@ def check_plain_call(logits: Tensor) -> None:
             "logits: detlogp.logp does not support torch.func transforms (grad, vjp, jvp, vmap, ...) "
             "yet; use backward() or torch.autograd.grad"
         )
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(logits).tangent is not None:
+    if has_tangent(logits):
         raise NotImplementedError(
             "logits: detlogp.logp does not support forward-mode derivatives (dual tensors) yet; "
             "use backward() or torch.autograd.grad"

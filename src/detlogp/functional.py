@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from detlogp import _checks
+from detlogp._guards import below_autograd
 from detlogp._native import logp_backward_op, logp_op, logp_out_op
 
 
@@ -82,11 +83,9 @@ def logp(
 
     Source: the locked contract is the order of RL-Kernel's public deterministic logp kernel.
     """
-    double = dtype == torch.float64 or (dtype is None and logits.dtype == torch.float64)
     return score(
         logits,
         token_ids,
-        compute_dtype=torch.float64 if double else torch.float32,
         rows=rows,
         out=out,
         dtype=dtype,
@@ -100,7 +99,7 @@ def score(
     logits: Tensor,
     token_ids: Tensor,
     *,
-    compute_dtype: torch.dtype,
+    compute_dtype: torch.dtype | None = None,
     rows: Tensor | None = None,
     out: Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -108,7 +107,7 @@ def score(
     return_lse: bool = False,
     on_invalid: str = "zero",
 ) -> Tensor | LogpResult:
-    """`logp` with the arithmetic's type, float32 or float64, stated apart from the result's."""
+    """`logp`, whose arithmetic's type, float32 or float64, may be stated apart from the result's."""
     _checks.check_logits(logits)
     _checks.check_dtype(dtype)
     _checks.check_choice("contract", contract, _checks.CONTRACTS)
@@ -127,6 +126,9 @@ def score(
             )
     if on_invalid == "raise":
         _checks.check_ids_in_range(ids, mask, logits.shape[-1])
+    if compute_dtype is None:
+        wanted = logits.dtype if dtype is None else dtype
+        compute_dtype = torch.float64 if wanted == torch.float64 else torch.float32
     result_dtype = dtype or compute_dtype
     nan_for_invalid = on_invalid == "nan"
     call = _Call(logits, ids, mask, result_dtype, compute_dtype, return_lse, nan_for_invalid)
@@ -141,35 +143,40 @@ def score(
 
 
 def _run(call: _Call, with_stats: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = logp_op(
-        call.logits,
-        call.token_ids,
-        call.mask,
-        call.dtype,
-        call.compute_dtype,
-        call.return_lse,
-        with_stats,
-        call.nan_for_invalid,
-    )
+    with below_autograd():
+        result: tuple[Tensor, Tensor, Tensor, Tensor] = logp_op(
+            call.logits,
+            call.token_ids,
+            call.mask,
+            call.dtype,
+            call.compute_dtype,
+            call.return_lse,
+            with_stats,
+            call.nan_for_invalid,
+        )
     return result
 
 
 def _score_into(call: _Call, out: Tensor) -> Tensor:
     """Writes logp into `out`, of any strides; returns the lse."""
     buffer = out.contiguous()
-    lse: Tensor
-    lse, _, _ = logp_out_op(
-        call.logits,
-        call.token_ids,
-        call.mask,
-        call.dtype,
-        call.compute_dtype,
-        call.return_lse,
-        False,
-        call.nan_for_invalid,
-        buffer,
-    )
-    if buffer is not out:
+    with below_autograd():
+        lse: Tensor
+        lse, _, _ = logp_out_op(
+            call.logits,
+            call.token_ids,
+            call.mask,
+            call.dtype,
+            call.compute_dtype,
+            call.return_lse,
+            False,
+            call.nan_for_invalid,
+            buffer,
+        )
+    if buffer is out:
+        # So that autograd notices when an earlier value of the buffer was saved for a backward.
+        torch.autograd.graph.increment_version(out)
+    else:
         out.copy_(buffer)
     return lse
 
@@ -201,4 +208,5 @@ class _Logp(torch.autograd.Function):
             None if grad is None else grad.to(row_max.dtype).contiguous()
             for grad in (grad_logp, grad_lse)
         )
-        return logp_backward_op(logits, token_ids, mask, row_max, log_sum, *grads), None
+        with below_autograd():
+            return logp_backward_op(logits, token_ids, mask, row_max, log_sum, *grads), None

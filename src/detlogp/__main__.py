@@ -1,0 +1,3 @@
+from detlogp.cli import main
+
+raise SystemExit(main())

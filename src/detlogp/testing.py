@@ -1,0 +1,173 @@
+"""For tests of detlogp and of other implementations: portable inputs, bits, and error bounds."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from detlogp import reference
+from detlogp._native import select_cpu_path
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
+
+
+def lanes(vocab: int) -> int:
+    """B, the number of lanes that the locked contract gives to a row of `vocab` columns."""
+    return 128 if vocab <= 128 else 256 if vocab <= 4096 else 512
+
+
+# ---- portable inputs: IEEE double arithmetic on a splitmix64 stream, the same bits everywhere -----
+
+
+def uniform(seed: int, count: int) -> NDArray[np.float64]:
+    """`count` numbers in [0, 1), from `seed` and their position alone."""
+    with np.errstate(over="ignore"):
+        start = _mix(np.array([seed], dtype=np.uint64))[0]
+        counter = np.arange(count, dtype=np.uint64) * _GOLDEN_RATIO + start
+        numbers: NDArray[np.float64] = (_mix(counter) >> np.uint64(11)).astype(np.float64)
+    return numbers * 2.0**-53
+
+
+def portable_logits(
+    seed: int, rows: int, vocab: int, scale: float, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """[rows, vocab] roughly normal logits of standard deviation `scale`, rounded to `dtype`."""
+    u = uniform(seed, rows * vocab * 4).reshape(rows * vocab, 4)
+    values = ((u[:, 0] + u[:, 1]) + (u[:, 2] + u[:, 3]) - 2.0) * 1.75 * scale
+    return torch.from_numpy(values.astype(np.float32).reshape(rows, vocab)).to(dtype)
+
+
+def portable_ids(seed: int, rows: int, vocab: int) -> Tensor:
+    """[rows] token ids, int64."""
+    ids = (uniform(seed ^ 0xABCDEF, rows) * vocab).astype(np.int64)
+    return torch.from_numpy(np.minimum(ids, vocab - 1))
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = z + _GOLDEN_RATIO
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+# ---- bits ----------------------------------------------------------------------------------------
+
+
+def bits(values: Tensor) -> Tensor:
+    """The bit patterns as integers of the same size; every NaN counts as one and the same."""
+    canonical = torch.where(values.isnan(), torch.nan, values)
+    return canonical.contiguous().view(_BITS[values.element_size()])
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
+    """Raises AssertionError, naming the first coordinate and both bit patterns, unless all agree."""
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        raise AssertionError(
+            f"{actual.dtype} {tuple(actual.shape)} is not {expected.dtype} {tuple(expected.shape)}"
+        )
+    differ = bits(actual) != bits(expected)
+    if not bool(differ.any()):
+        return
+    where = tuple(differ.nonzero()[0].tolist())
+    one, other = actual[where], expected[where]
+    mask = (1 << 8 * actual.element_size()) - 1
+    raise AssertionError(
+        f"{int(differ.sum())} of {differ.numel()} differ, first at {where}: {one.item()!r} "
+        f"({int(bits(one)) & mask:#x}) is not {other.item()!r} ({int(bits(other)) & mask:#x})"
+    )
+
+
+def ulp_distance(actual: Tensor, expected: Tensor) -> Tensor:
+    """|actual - expected| in ulp of float32 at max(1, |expected|); equal values count as 0."""
+    one_at_least = expected.double().abs().clamp_min(1.0)
+    ulp = torch.exp2(one_at_least.log2().floor() - 23)
+    distance = (actual.double() - expected.double()).abs() / ulp
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    return torch.where(same, 0.0, distance)
+
+
+def available_cpu_paths() -> list[str]:
+    """The CPU code paths that this build and this processor have, widest first."""
+    paths = []
+    for name in ("avx512", "avx2", "portable"):
+        try:
+            with cpu_path(name):
+                paths.append(name)
+        except RuntimeError:
+            continue
+    return paths
+
+
+@contextmanager
+def cpu_path(name: str) -> Iterator[None]:
+    """Runs the CPU kernels of one instruction set; RuntimeError where the processor lacks it."""
+    select_cpu_path(name)
+    try:
+        yield
+    finally:
+        select_cpu_path("auto")
+
+
+# ---- error bounds: proofs are on the contract page of the documentation ---------------------------
+
+
+def logp_error_bound(
+    logits: Tensor, token_ids: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Largest |logp - exact| that the locked contract allows for each row, in nats.
+
+    Args:
+        logits: [..., V], finite or -inf, with at least one finite logit a row.
+        token_ids: [...], int64, in range.
+        dtype: the result's; float64 stands for double arithmetic.
+
+    Returns:
+        [...], float64. Holds on the CPU and on CUDA: exp and log may each be off by 1 ulp.
+    """
+    unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
+    vocab = logits.shape[-1]
+    x = logits.double()
+    exact = reference.logp(logits, token_ids)
+    row_max = x.amax(-1)
+    log_sum = exact.lse - row_max
+    gap = (row_max.unsqueeze(-1) - x).nan_to_num(posinf=0.0)
+    mean_gap = (reference.probability(logits) * gap).sum(-1)
+    additions = -(-vocab // lanes(vocab)) + 10
+    of_sum = unit * (additions + mean_gap + 2.0) + vocab * 2.0**-126
+    of_target = row_max - x.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+    bound = unit * (of_target.abs() + 2.0 * log_sum + exact.logp.abs()) + of_sum
+    # 1%: products of two roundings. float64 also carries the reference's own error.
+    bound = 1.01 * bound.nan_to_num(posinf=0.0)
+    return bound + rounding_bound(exact.logp.abs() + bound, dtype)
+
+
+def gradient_error_bound(
+    probability: Tensor, magnitude: Tensor, gradient: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Largest error of each element of the gradient, absolute.
+
+    Args:
+        probability: [..., V], float64.
+        magnitude: [...], |grad_logp| + |grad_lse|.
+        gradient: [..., V], the exact gradient, for the rounding of half types.
+        dtype: the logits'; float64 stands for double arithmetic.
+    """
+    vocab = probability.shape[-1]
+    unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
+    steps = vocab / lanes(vocab) + 12
+    per_unit = 4.0 * unit + probability * steps * unit
+    bound = magnitude.double().unsqueeze(-1) * per_unit
+    return bound + rounding_bound(gradient.abs() + bound, dtype)
+
+
+def rounding_bound(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Largest error of one rounding of `values` to a half type; 0 for float32 and float64."""
+    if dtype in (torch.float32, torch.float64):
+        return torch.zeros_like(values, dtype=torch.float64)
+    info = torch.finfo(dtype)
+    finite = values.double().abs().nan_to_num(posinf=0.0)
+    return (finite * info.eps).clamp_min(info.smallest_normal * info.eps) / 2

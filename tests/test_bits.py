@@ -1,0 +1,261 @@
+"""A row's value, lse and gradient have the same bits however the row is presented."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from calls import Answer, Problem, assert_same_answer, pick, random_problem, solve
+from torch import Tensor
+
+import detlogp
+from detlogp._native import build_info
+from detlogp.testing import assert_same_bits, available_cpu_paths, cpu_path
+
+VOCABS = [1, 31, 128, 129, 257, 4096, 4097, 32000, 50257]
+ROWS = 13
+
+# Each layout presents the problem's rows in another way, and says where its answer has them.
+Layout = Callable[[Problem, torch.Generator], tuple[Problem, Tensor | slice]]
+
+
+def _rows(problem: Problem, order: Tensor | slice) -> Problem:
+    return Problem(*(part[order] for part in problem))
+
+
+def _repeat(problem: Problem, generator: torch.Generator) -> tuple[Problem, slice]:
+    return problem, slice(None)
+
+
+def _reverse(problem: Problem, generator: torch.Generator) -> tuple[Problem, Tensor]:
+    order = torch.arange(ROWS - 1, -1, -1, device=problem.logits.device)
+    return _rows(problem, order), order
+
+
+def _shuffle(problem: Problem, generator: torch.Generator) -> tuple[Problem, Tensor]:
+    order = torch.randperm(ROWS, generator=generator).to(problem.logits.device)
+    return _rows(problem, order), order.argsort()
+
+
+def _in_larger_batch(problem: Problem, generator: torch.Generator) -> tuple[Problem, slice]:
+    return Problem(*(torch.cat([part, part, part]) for part in problem)), slice(ROWS, 2 * ROWS)
+
+
+def _padded_rows(problem: Problem, generator: torch.Generator) -> tuple[Problem, slice]:
+    return Problem(*(torch.cat([part, torch.zeros_like(part)]) for part in problem)), slice(0, ROWS)
+
+
+def _beside(problem: Problem, neighbour: Tensor) -> tuple[Problem, slice]:
+    """The rows at even places, the neighbour's at odd ones."""
+    logits = torch.stack([problem.logits, neighbour], 1).flatten(0, 1)
+    rest = (part.repeat_interleave(2) for part in problem[1:])
+    return Problem(logits, *rest), slice(0, None, 2)
+
+
+def _noise_beside(problem: Problem, generator: torch.Generator) -> tuple[Problem, slice]:
+    noise = 100 * torch.randn(problem.logits.shape, generator=generator)
+    return _beside(problem, noise.to(problem.logits))
+
+
+def _nan_beside(problem: Problem, generator: torch.Generator) -> tuple[Problem, slice]:
+    return _beside(problem, torch.full_like(problem.logits, torch.nan))
+
+
+def _infinity_beside(problem: Problem, generator: torch.Generator) -> tuple[Problem, slice]:
+    return _beside(problem, torch.full_like(problem.logits, torch.inf))
+
+
+def _buffer(problem: Problem, columns: int, offset: int) -> Tensor:
+    """Views of the logits inside larger memory: row stride `columns`, `offset` elements in."""
+    rows, vocab = problem.logits.shape
+    memory = torch.full((rows * columns + offset,), torch.nan).to(problem.logits)
+    view = memory[offset:].view(rows, columns)[:, :vocab]
+    return view.copy_(problem.logits)
+
+
+def _misaligned(problem: Problem, generator: torch.Generator) -> tuple[Problem, slice]:
+    return problem._replace(logits=_buffer(problem, problem.logits.shape[1], 1)), slice(None)
+
+
+def _padded_vocab(problem: Problem, generator: torch.Generator) -> tuple[Problem, slice]:
+    return problem._replace(logits=_buffer(problem, problem.logits.shape[1] + 128, 0)), slice(None)
+
+
+def _odd_row_stride(problem: Problem, generator: torch.Generator) -> tuple[Problem, slice]:
+    return problem._replace(logits=_buffer(problem, problem.logits.shape[1] + 3, 2)), slice(None)
+
+
+def _transposed(problem: Problem, generator: torch.Generator) -> tuple[Problem, slice]:
+    return problem._replace(logits=problem.logits.t().contiguous().t()), slice(None)
+
+
+def _every_third_column(problem: Problem, generator: torch.Generator) -> tuple[Problem, slice]:
+    memory = torch.full((*problem.logits.shape, 3), torch.nan).to(problem.logits)
+    memory[..., 1] = problem.logits
+    return problem._replace(logits=memory[..., 1]), slice(None)
+
+
+LAYOUTS: dict[str, Layout] = {
+    layout.__name__[1:]: layout
+    for layout in (
+        _repeat,
+        _reverse,
+        _shuffle,
+        _in_larger_batch,
+        _padded_rows,
+        _noise_beside,
+        _nan_beside,
+        _infinity_beside,
+        _misaligned,
+        _padded_vocab,
+        _odd_row_stride,
+        _transposed,
+        _every_third_column,
+    )
+}
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_layout(
+    layout: Layout, vocab: int, dtype: torch.dtype, device: str, generator: torch.Generator
+) -> None:
+    problem = random_problem(ROWS, vocab, dtype, device, generator)
+    presented, rows = layout(problem, generator)
+    assert_same_answer(pick(solve(presented), rows), solve(problem))
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("chunk", [1, 2, 7])
+def test_chunks(
+    chunk: int, vocab: int, dtype: torch.dtype, device: str, generator: torch.Generator
+) -> None:
+    problem = random_problem(ROWS, vocab, dtype, device, generator)
+    starts = range(0, ROWS, chunk)
+    answers = [solve(_rows(problem, slice(start, start + chunk))) for start in starts]
+    joined = Answer(*(torch.cat(parts) for parts in zip(*answers, strict=True)))
+    assert_same_answer(joined, solve(problem))
+
+
+@pytest.mark.parametrize("vocab", [31, 4097, 50257])
+def test_leading_shapes(
+    vocab: int, dtype: torch.dtype, device: str, generator: torch.Generator
+) -> None:
+    """Case 15: [S, B, V] transposed to [B, S, V]; and case 32: no leading dimension at all."""
+    problem = random_problem(12, vocab, dtype, device, generator)
+    expected = solve(problem)
+    cube = Problem(*(part.view(3, 4, *part.shape[1:]).transpose(0, 1) for part in problem))
+    turned = solve(cube)
+    back = Answer(
+        *(
+            part.transpose(0, 1).reshape(expected_part.shape)
+            for part, expected_part in zip(turned, expected, strict=True)
+        )
+    )
+    assert_same_answer(back, expected)
+    assert_same_answer(solve(_rows(problem, torch.tensor(5))), pick(expected, torch.tensor(5)))
+    ten = Problem(*(part.view(1, 3, 1, 1, 2, 1, 2, 1, 1, *part.shape[1:]) for part in problem))
+    flat = Answer(*(part.reshape(e.shape) for part, e in zip(solve(ten), expected, strict=True)))
+    assert_same_answer(flat, expected)
+
+
+def test_expanded_row(dtype: torch.dtype, device: str, generator: torch.Generator) -> None:
+    """One row, addressed again and again with stride 0."""
+    problem = random_problem(1, 4097, dtype, device, generator)
+    expanded = Problem(*(part.expand(5, *part.shape[1:]) for part in problem))
+    expected = Answer(*(part.expand(5, *part.shape[1:]) for part in solve(problem)))
+    assert_same_answer(solve(expanded), expected)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_indexed_equals_dense(
+    vocab: int, dtype: torch.dtype, device: str, generator: torch.Generator
+) -> None:
+    problem = random_problem(ROWS, vocab, dtype, device, generator)
+    numbers = torch.tensor([5, 0, 5, 12, -1, ROWS, 2**40], device=device)
+    chosen = torch.tensor([0, 5, 12], device=device)
+    expected = pick(solve(problem), chosen)
+    assert_same_answer(pick(solve(problem, rows=numbers), chosen), expected)
+    mask = torch.zeros(ROWS, dtype=torch.bool, device=device)
+    mask[chosen] = True
+    assert_same_answer(solve(problem, rows=mask), solve(problem, rows=numbers))
+
+
+@pytest.mark.parametrize("path", available_cpu_paths())
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_cpu_paths(path: str, vocab: int, dtype: torch.dtype, generator: torch.Generator) -> None:
+    problem = random_problem(3, vocab, dtype, "cpu", generator)
+    with cpu_path("portable"):
+        expected = solve(problem)
+    with cpu_path(path):
+        assert build_info()["cpu_path"] == path
+        assert_same_answer(solve(problem), expected)
+
+
+@pytest.mark.parametrize("path", ["auto", "portable"])
+def test_threads_and_float_environment(
+    path: str, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """Cases 1 and 2; the last row spans the subnormals that set_flush_denormal would lose."""
+    problem = random_problem(ROWS, 5000, dtype, "cpu", generator)
+    problem.logits[-1] = torch.linspace(-110, 0, 5000).to(dtype)
+    threads = torch.get_num_threads()
+    with cpu_path(path):
+        expected = solve(problem)
+        try:
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                assert_same_answer(solve(problem), expected)
+            assert torch.set_flush_denormal(True)
+            assert_same_answer(solve(problem), expected)
+        finally:
+            torch.set_flush_denormal(False)
+            torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("rows", [70000, 131073])
+def test_many_rows(rows: int, dtype: torch.dtype, device: str, generator: torch.Generator) -> None:
+    """Case 21: past 65535 in one leading dimension."""
+    problem = random_problem(rows, 5, dtype, device, generator)
+    last = slice(rows - 3, rows)
+    answer = solve(
+        problem._replace(
+            logits=problem.logits.view(1, rows, 5),
+            **{name: getattr(problem, name).view(1, rows) for name in Problem._fields[1:]},
+        )
+    )
+    squeezed = Answer(*(part[0] for part in answer))
+    assert_same_answer(pick(squeezed, last), solve(_rows(problem, last)))
+
+
+def test_out_equals_new(dtype: torch.dtype, device: str, generator: torch.Generator) -> None:
+    problem = random_problem(ROWS, 4097, dtype, device, generator)
+    expected = detlogp.logp(problem.logits, problem.token_ids)
+    out = torch.full_like(expected, torch.nan)
+    assert detlogp.logp(problem.logits, problem.token_ids, out=out) is out
+    assert_same_bits(out, expected)
+
+
+def test_past_two_to_the_31_on_the_cpu(generator: torch.Generator) -> None:
+    """Case 20 with the smallest type: 4.3 GB of logits, and as much gradient."""
+    vocab = 131072
+    rows = 2**31 // vocab + 3
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if free_bytes < 12e9:
+        pytest.skip(f"needs 12 GB of free memory, there are {free_bytes / 1e9:.0f}")
+    last = random_problem(2, vocab, torch.bfloat16, "cpu", generator)
+    logits = torch.zeros(rows, vocab, dtype=torch.bfloat16)
+    logits[-2:] = last.logits
+    ids = torch.full((rows,), -100)
+    ids[-2:] = last.token_ids
+    grads = (torch.ones(()).expand(rows).clone() for _ in range(2))
+    problem = Problem(logits, ids, *grads)
+    problem.grad_logp[-2:] = last.grad_logp
+    problem.grad_lse[-2:] = last.grad_lse
+    leaf = logits.requires_grad_()
+    result = detlogp.logp(leaf, ids, return_lse=True)
+    outputs = (result.logp, result.lse)
+    (gradient,) = torch.autograd.grad(outputs, leaf, (problem.grad_logp, problem.grad_lse))
+    answer = Answer(result.logp.detach(), result.lse.detach(), gradient)
+    assert_same_answer(pick(answer, slice(rows - 2, rows)), solve(last))
+    assert not gradient[0].any()

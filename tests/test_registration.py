@@ -1,0 +1,59 @@
+"""The operators as PyTorch sees them, and the library as the loader sees it."""
+
+import subprocess
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import torch
+
+import detlogp
+
+LIBRARY = Path(detlogp.__file__).with_name("libdetlogp.so")
+
+
+@pytest.mark.parametrize("with_lse", [False, True])
+@pytest.mark.parametrize("with_stats", [False, True])
+def test_opcheck(with_lse: bool, with_stats: bool, dtype: torch.dtype, device: str) -> None:
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    logits = torch.randn(2, 3, 50, device=device).to(dtype)
+    ids = torch.randint(50, (2, 3), device=device)
+    mask = torch.tensor([[True, False, True]] * 2, device=device)
+    out = torch.empty(2, 3, dtype=dtype, device=device)
+    row_max, log_sum, grad = torch.randn(3, 2, 3, dtype=compute, device=device)
+    ops = torch.ops.detlogp
+    for chosen in (None, mask):
+        call = (logits, ids, chosen, dtype, compute, with_lse, with_stats, False)
+        torch.library.opcheck(ops.logp.default, call)
+        torch.library.opcheck(ops.logp_out.default, (*call, out))
+        for grads in ((grad, None), (None, grad), (grad, grad)):
+            arguments = (logits, ids, chosen, row_max, log_sum, *grads)
+            torch.library.opcheck(ops.logp_backward.default, arguments)
+
+
+def test_fake_of_the_public_function() -> None:
+    logits = torch.empty(4, 7, 50, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    ids = torch.empty(4, 7, dtype=torch.int64, device="meta")
+    result = detlogp.logp(logits, ids, return_lse=True)
+    assert result.logp.shape == result.lse.shape == (4, 7)
+    assert result.logp.dtype == torch.float32
+    (gradient,) = torch.autograd.grad(result.logp.sum(), logits)
+    assert gradient.shape == logits.shape
+    assert gradient.dtype == torch.bfloat16
+
+
+def test_one_wheel_for_every_python() -> None:
+    wheel = distribution("detlogp").read_text("WHEEL")
+    assert wheel is not None
+    assert "Tag: py3-none-linux_x86_64" in wheel
+
+
+def test_no_python_symbol() -> None:
+    """Nor any of libtorch beyond libtorch_cpu's, so that a CPU torch can load it."""
+    symbols = subprocess.run(
+        ["nm", "--dynamic", "--undefined-only", str(LIBRARY)],
+        check=True, capture_output=True, text=True,
+    ).stdout.split()  # fmt: skip
+    assert not [s for s in symbols if s.startswith(("Py", "_Py"))]
+    assert not [s for s in symbols if "cuda" in s.lower()]
+    assert not [s for s in symbols if s.startswith(("_ZN2at", "_ZN3c10", "_ZN5torch"))]
