@@ -1,0 +1,198 @@
+"""Times every variant of every benchmark, and writes one row for each.
+
+    python benchmarks/run.py --output benchmarks/results/NAME.json
+
+On CUDA a call is captured in a graph and its replay is timed with events; on the CPU, the clock.
+Variants and inputs alternate, inputs are larger than the cache, and the copy bandwidth of the same
+run is the yardstick. Host time is one eager call without grad, the GPU not waited for.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import backward
+import forward
+import torch
+from cases import Case, Setup, Work, make_inputs
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import detlogp
+
+BENCHMARKS = {"forward": forward.VARIANTS, "backward": backward.VARIANTS}
+CUDA_CASES = [
+    Case(4096, 151936, torch.bfloat16),
+    Case(4096, 151936, torch.float32),
+    Case(4096, 32000, torch.bfloat16),
+]
+CPU_CASES = [Case(64, 151936, torch.bfloat16), Case(64, 151936, torch.float32)]
+
+
+def timer(call: Callable[[], object], device: str) -> Callable[[], float]:
+    """A function that runs the call once and returns its time in ms."""
+    if device == "cpu":
+        return lambda: _clock_ms(call)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return lambda: _events_ms(graph)
+
+
+def _clock_ms(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def _events_ms(graph: torch.cuda.CUDAGraph) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def copy_work(device: str) -> Work:
+    count = 2**30 if device == "cuda" else 2**26
+    source = torch.randint(256, (count,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return Work(lambda: target.copy_(source), 2 * count)
+
+
+class Measurement(NamedTuple):
+    minimum_bytes: int
+    times_ms: list[float]
+
+
+def measure(
+    setups: dict[str, Setup], case: Case, device: str, rounds: int
+) -> dict[str, Measurement]:
+    """Variants take turns, on two inputs each in turn, so that none finds its own in the cache."""
+    inputs = [make_inputs(case, device) for _ in range(2)]
+    works = {name: [setup(case, chosen) for chosen in inputs] for name, setup in setups.items()}
+    timers = {name: [timer(work.call, device) for work in pair] for name, pair in works.items()}
+    result = {name: Measurement(pair[0].minimum_bytes, []) for name, pair in works.items()}
+    for turn in range(rounds + 2):
+        for name, pair in timers.items():
+            elapsed = pair[turn % 2]()
+            if turn >= 2:
+                result[name].times_ms.append(elapsed)
+    return result
+
+
+def host_us(device: str) -> dict[str, float]:
+    """Median time of one eager call without grad, over batches of 50 calls."""
+    inputs = make_inputs(Case(64, 1000, torch.bfloat16), device)
+    case = Case(64, 1000, torch.bfloat16)
+    result = {}
+    for name, setup in forward.VARIANTS.items():
+        call = setup(case, inputs).call
+        samples = []
+        for _ in range(60):
+            if device == "cuda":
+                torch.cuda.synchronize()
+            samples.append(_clock_ms(lambda call=call: [call() for _ in range(50)]) * 1e3 / 50)
+        result[name] = statistics.median(samples)
+    return result
+
+
+def current_commit() -> str:
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def machine(device: str, commit: str) -> dict[str, str]:
+    facts = {
+        "date": date.today().isoformat(),
+        "commit": commit,
+        "detlogp": detlogp.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": str(torch.get_num_threads()),
+    }
+    if device == "cuda":
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        facts["gpu"] = torch.cuda.get_device_name()
+        facts["driver"] = subprocess.run(
+            query, capture_output=True, text=True, check=True
+        ).stdout.split()[0]
+    return facts
+
+
+def run(device: str, rounds: int, commit: str) -> dict[str, Any]:
+    work = copy_work(device)
+    copy_timer = timer(work.call, device)
+    copy_ms = statistics.median([copy_timer() for _ in range(20)][5:])
+    copy_gb_s = work.minimum_bytes / copy_ms / 1e6
+    rows = []
+    cases = CUDA_CASES if device == "cuda" else CPU_CASES
+    jobs = [(name, case) for case in cases for name in BENCHMARKS]
+    for name, case in track(jobs, description="benchmarks"):
+        for variant, measured in measure(BENCHMARKS[name], case, device, rounds).items():
+            median = statistics.median(measured.times_ms)
+            gb_s = measured.minimum_bytes / median / 1e6
+            rows.append(
+                {
+                    "benchmark": name,
+                    "case": case.name(),
+                    "variant": variant,
+                    "median_ms": round(median, 4),
+                    "low_ms": round(min(measured.times_ms), 4),
+                    "high_ms": round(max(measured.times_ms), 4),
+                    "gb_s": round(gb_s, 1),
+                    "share_of_copy": round(gb_s / copy_gb_s, 3),
+                }
+            )
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return {
+        "machine": machine(device, commit),
+        "method": "graph replay, events" if device == "cuda" else "clock",
+        "copy_gb_s": round(copy_gb_s, 1),
+        "host_us_of_one_call": {k: round(v, 2) for k, v in host_us(device).items()},
+        "rows": rows,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    table = Table(title=f"copy {result['copy_gb_s']} GB/s, {result['machine'].get('gpu', 'CPU')}")
+    columns = ["benchmark", "case", "variant", "median_ms", "high_ms", "gb_s", "share_of_copy"]
+    for column in columns:
+        table.add_column(column, justify="right" if column.endswith(("ms", "s", "y")) else "left")
+    for row in result["rows"]:
+        table.add_row(*(str(row[column]) for column in columns))
+    console = Console(width=120)
+    console.print(table)
+    console.print("host time of one call, us:", result["host_us_of_one_call"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--commit", help="of the build, where the checkout has no git")
+    options = parser.parse_args()
+    result = run(options.device, options.rounds, options.commit or current_commit())
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    show(result)
+
+
+if __name__ == "__main__":
+    main()
