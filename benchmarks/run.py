@@ -41,13 +41,9 @@ def timer(call: Callable[[], object], device: str) -> Callable[[], float]:
     """A function that runs the call once and returns its time in ms."""
     if device == "cpu":
         return lambda: _clock_ms(call)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
+    call()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         call()
     return lambda: _events_ms(graph)
 
@@ -188,7 +184,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--commit", help="of the build, where the checkout has no git")
     options = parser.parse_args()
-    result = run(options.device, options.rounds, options.commit or current_commit())
+    commit = options.commit or current_commit()
+    # A backward runs on its forward's stream, and a graph is captured on a stream that is not the
+    # default one: so everything runs on one side stream.
+    side = torch.cuda.Stream() if options.device == "cuda" else None
+    with torch.cuda.stream(side):
+        result = run(options.device, options.rounds, commit)
     if options.output:
         options.output.write_text(json.dumps(result, indent=1) + "\n")
     show(result)
