@@ -93,59 +93,75 @@ bool is_double(ScalarType compute_dtype) {
   return compute_dtype == ScalarType::Double;
 }
 
-// The optional outputs have no elements where they were not asked for.
-struct PerRowOutputs {
+ForwardArgs to_forward_args(
+    const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask,
+    bool nan_for_invalid) {
+  ForwardArgs args{};
+  args.rows = to_rows(logits, token_ids, mask);
+  args.nan_for_invalid = nan_for_invalid;
+  return args;
+}
+
+Tensor empty_per_row(const Tensor& logits, ScalarType type) {
+  return empty_on(logits, logits.sizes().data(), logits.dim() - 1, type);
+}
+
+struct Stats {
   Tensor lse;
   Tensor row_max;
   Tensor log_sum;
 };
 
-PerRowOutputs allocate(
-    const Tensor& logits, ScalarType lse_dtype, ScalarType compute_dtype, bool with_lse,
-    bool with_stats, ForwardArgs& args) {
-  const int64_t none = 0;
-  const auto per_row = [&](bool wanted, ScalarType type) {
-    const int64_t dims = wanted ? logits.dim() - 1 : 1;
-    return empty_on(logits, wanted ? logits.sizes().data() : &none, dims, type);
-  };
-  PerRowOutputs outputs{
-      per_row(with_lse, lse_dtype), per_row(with_stats, compute_dtype),
-      per_row(with_stats, compute_dtype)};
-  args.lse_type = to_dtype(lse_dtype, "dtype");
-  args.lse = with_lse ? outputs.lse.data_ptr() : nullptr;
-  args.row_max = with_stats ? outputs.row_max.data_ptr() : nullptr;
-  args.log_sum = with_stats ? outputs.log_sum.data_ptr() : nullptr;
-  return outputs;
+Stats allocate_stats(
+    const Tensor& logits, ScalarType dtype, ScalarType compute_dtype, ForwardArgs& args) {
+  args.lse_type = to_dtype(dtype, "dtype");
+  Stats stats{
+      empty_per_row(logits, dtype), empty_per_row(logits, compute_dtype),
+      empty_per_row(logits, compute_dtype)};
+  args.lse = stats.lse.data_ptr();
+  args.row_max = stats.row_max.data_ptr();
+  args.log_sum = stats.log_sum.data_ptr();
+  return stats;
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> logp(
+Tensor logp(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType dtype,
-    ScalarType compute_dtype, bool with_lse, bool with_stats, bool nan_for_invalid) {
-  ForwardArgs args{};
-  args.rows = to_rows(logits, token_ids, mask);
-  args.nan_for_invalid = nan_for_invalid;
+    ScalarType compute_dtype, bool nan_for_invalid) {
+  const bool double_arithmetic = is_double(compute_dtype);
+  ForwardArgs args = to_forward_args(logits, token_ids, mask, nan_for_invalid);
   args.logp_type = to_dtype(dtype, "dtype");
-  Tensor result = empty_on(logits, logits.sizes().data(), logits.dim() - 1, dtype);
+  Tensor result = empty_per_row(logits, dtype);
   args.logp = result.data_ptr();
-  PerRowOutputs more = allocate(logits, dtype, compute_dtype, with_lse, with_stats, args);
-  run_forward(logits, args, is_double(compute_dtype));
-  return {result, more.lse, more.row_max, more.log_sum};
+  run_forward(logits, args, double_arithmetic);
+  return result;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> logp_with_stats(
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType dtype,
+    ScalarType compute_dtype, bool nan_for_invalid) {
+  const bool double_arithmetic = is_double(compute_dtype);
+  ForwardArgs args = to_forward_args(logits, token_ids, mask, nan_for_invalid);
+  args.logp_type = to_dtype(dtype, "dtype");
+  Tensor result = empty_per_row(logits, dtype);
+  args.logp = result.data_ptr();
+  Stats stats = allocate_stats(logits, dtype, compute_dtype, args);
+  run_forward(logits, args, double_arithmetic);
+  return {result, stats.lse, stats.row_max, stats.log_sum};
 }
 
 std::tuple<Tensor, Tensor, Tensor> logp_out(
-    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType lse_dtype,
-    ScalarType compute_dtype, bool with_lse, bool with_stats, bool nan_for_invalid, Tensor out) {
-  ForwardArgs args{};
-  args.rows = to_rows(logits, token_ids, mask);
-  args.nan_for_invalid = nan_for_invalid;
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType dtype,
+    ScalarType compute_dtype, bool nan_for_invalid, Tensor out) {
+  const bool double_arithmetic = is_double(compute_dtype);
+  ForwardArgs args = to_forward_args(logits, token_ids, mask, nan_for_invalid);
   args.keep_unselected = true;
   args.logp_type = to_dtype(out.scalar_type(), "out");
-  args.logp = per_row_data(out, out.scalar_type(), logits, args.rows.count, "out");
-  PerRowOutputs more = allocate(logits, lse_dtype, compute_dtype, with_lse, with_stats, args);
-  run_forward(logits, args, is_double(compute_dtype));
-  return {more.lse, more.row_max, more.log_sum};
+  args.logp = per_row_data(out, out.scalar_type(), logits, "out");
+  Stats stats = allocate_stats(logits, dtype, compute_dtype, args);
+  run_forward(logits, args, double_arithmetic);
+  return {stats.lse, stats.row_max, stats.log_sum};
 }
 
 Tensor logp_backward(
@@ -156,7 +172,7 @@ Tensor logp_backward(
   const ScalarType compute_dtype = row_max.scalar_type();
   const bool double_arithmetic = is_double(compute_dtype);
   const auto data = [&](const Tensor& values, const char* name) {
-    return per_row_data(values, compute_dtype, logits, args.rows.count, name);
+    return per_row_data(values, compute_dtype, logits, name);
   };
   args.row_max = data(row_max, "row_max");
   args.log_sum = data(log_sum, "log_sum");

@@ -9,13 +9,20 @@
 
 namespace detlogp {
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> logp(
+// logp alone, [...], of type `dtype`.
+Tensor logp(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType dtype,
-    ScalarType compute_dtype, bool with_lse, bool with_stats, bool nan_for_invalid);
+    ScalarType compute_dtype, bool nan_for_invalid);
 
+// logp, lse, row_max and log_sum: for the backward, and for those who asked for the lse.
+std::tuple<Tensor, Tensor, Tensor, Tensor> logp_with_stats(
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType dtype,
+    ScalarType compute_dtype, bool nan_for_invalid);
+
+// The same with logp in `out`, whose unselected rows keep their values; `dtype` is that of the lse.
 std::tuple<Tensor, Tensor, Tensor> logp_out(
-    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType lse_dtype,
-    ScalarType compute_dtype, bool with_lse, bool with_stats, bool nan_for_invalid, Tensor out);
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType dtype,
+    ScalarType compute_dtype, bool nan_for_invalid, Tensor out);
 
 Tensor logp_backward(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,

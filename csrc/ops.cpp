@@ -6,11 +6,14 @@
 STABLE_TORCH_LIBRARY(detlogp, m) {
   m.def(
       "logp(Tensor logits, Tensor token_ids, Tensor? mask, ScalarType dtype, ScalarType compute_dtype,"
-      " bool with_lse, bool with_stats, bool nan_for_invalid)"
+      " bool nan_for_invalid) -> Tensor");
+  m.def(
+      "logp_with_stats(Tensor logits, Tensor token_ids, Tensor? mask, ScalarType dtype,"
+      " ScalarType compute_dtype, bool nan_for_invalid)"
       " -> (Tensor logp, Tensor lse, Tensor row_max, Tensor log_sum)");
   m.def(
-      "logp_out(Tensor logits, Tensor token_ids, Tensor? mask, ScalarType lse_dtype,"
-      " ScalarType compute_dtype, bool with_lse, bool with_stats, bool nan_for_invalid, Tensor(a!) out)"
+      "logp_out(Tensor logits, Tensor token_ids, Tensor? mask, ScalarType dtype,"
+      " ScalarType compute_dtype, bool nan_for_invalid, Tensor(a!) out)"
       " -> (Tensor lse, Tensor row_max, Tensor log_sum)");
   m.def(
       "logp_backward(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max, Tensor log_sum,"
@@ -21,6 +24,7 @@ STABLE_TORCH_LIBRARY(detlogp, m) {
 
 #define DETLOGP_IMPLEMENT(m)               \
   m.impl("logp", TORCH_BOX(&detlogp::logp));         \
+  m.impl("logp_with_stats", TORCH_BOX(&detlogp::logp_with_stats)); \
   m.impl("logp_out", TORCH_BOX(&detlogp::logp_out)); \
   m.impl("logp_backward", TORCH_BOX(&detlogp::logp_backward))
 

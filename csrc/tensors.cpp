@@ -83,13 +83,17 @@ bool same_device(const Tensor& a, const Tensor& b) {
 }  // namespace
 
 void* per_row_data(
-    const Tensor& values, ScalarType type, const Tensor& logits, int64_t count, const char* name) {
+    const Tensor& values, ScalarType type, const Tensor& logits, const char* name) {
   STD_TORCH_CHECK(
       values.scalar_type() == type, "detlogp: ", name, " must be ", torch::headeronly::toString(type),
       ", got ", torch::headeronly::toString(values.scalar_type()));
-  STD_TORCH_CHECK(
-      values.numel() == count, "detlogp: ", name, " must have one element a row (", count, "), got ",
-      values.numel());
+  const auto leading = logits.sizes();
+  const auto sizes = values.sizes();
+  bool fits = sizes.size() + 1 == leading.size();
+  for (size_t d = 0; fits && d < sizes.size(); ++d) {
+    fits = sizes[d] == leading[d];
+  }
+  STD_TORCH_CHECK(fits, "detlogp: ", name, " must have logits' leading shape");
   STD_TORCH_CHECK(values.is_contiguous(), "detlogp: ", name, " must be contiguous");
   STD_TORCH_CHECK(same_device(values, logits), "detlogp: ", name, " must be on logits' device");
   return values.data_ptr();
@@ -107,10 +111,9 @@ Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<
   rows.column_stride = logits.stride(dims - 1);
   rows.logits = logits.data_ptr();
   rows.token_ids = static_cast<const int64_t*>(
-      per_row_data(token_ids, ScalarType::Long, logits, rows.count, "token_ids"));
+      per_row_data(token_ids, ScalarType::Long, logits, "token_ids"));
   if (mask.has_value()) {
-    rows.mask = static_cast<const bool*>(
-        per_row_data(*mask, ScalarType::Bool, logits, rows.count, "mask"));
+    rows.mask = static_cast<const bool*>(per_row_data(*mask, ScalarType::Bool, logits, "mask"));
   }
   return rows;
 }

@@ -43,6 +43,7 @@ def test_device_that_is_not_current(dtype: torch.dtype, generator: torch.Generat
     assert_same_answer(type(answer)(*(part.to("cuda:0") for part in answer)), expected)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_graph_capture_and_no_synchronisation(
     dtype: torch.dtype, generator: torch.Generator
 ) -> None:

@@ -61,17 +61,17 @@ def test_too_many_leading_dimensions() -> None:
 def test_raw_operators_check_their_arguments() -> None:
     """Whoever calls them directly gets an error, never a read out of bounds."""
     operator = torch.ops.detlogp.logp
-    flags = (torch.float32, torch.float32, False, False, False)
+    flags = (torch.float32, torch.float32, False)
     for logits, ids, mask, message in (
-        (X, IDS[:2], None, "token_ids must have one element a row"),
+        (X, IDS[:2], None, "token_ids must have logits' leading shape"),
         (X, IDS.int(), None, "token_ids must be Long"),
-        (X, IDS, IDS[:2].bool(), "mask must have one element a row"),
+        (X, IDS, IDS[:2].bool(), "mask must have logits' leading shape"),
         (X.long(), IDS, None, "logits must be float16"),
         (torch.zeros(3, 0), IDS, None, "at least one column"),
     ):
         with pytest.raises(RuntimeError, match=message):
             operator(logits, ids, mask, *flags)
     with pytest.raises(RuntimeError, match="compute_dtype must be float32 or float64"):
-        operator(X, IDS, None, torch.float32, torch.float16, False, False, False)
+        operator(X, IDS, None, torch.float32, torch.float16, False)
     with pytest.raises(RuntimeError, match="CPU path"):
         torch.ops.detlogp.select_cpu_path("sse9")

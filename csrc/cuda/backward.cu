@@ -39,98 +39,120 @@ __device__ RowGradient<Acc> load_row_gradient(const BackwardArgs& args, int64_t 
 }
 
 template <class T, class Acc>
-__device__ __forceinline__ T element(const RowGradient<Acc>& g, T x, int64_t column) {
+__device__ __forceinline__ T element(const RowGradient<Acc>& g, T x, bool is_target) {
   const Acc p = exp_of((to_acc<Acc>(x) - g.row_max) - g.log_sum);
-  return from_acc<T>(gradient(column == g.target, p, g.grad, g.grad_lse, g.has_lse));
+  return from_acc<T>(gradient(is_target, p, g.grad, g.grad_lse, g.has_lse));
 }
 
-// One tile of one row: kVectors 16-byte vectors a thread, or as many single elements.
+// `target` counts from the vector's first element; almost always it lies outside.
 template <class T, class Acc>
-struct Tile {
-  static constexpr int kThreads = BackwardPolicy::kThreads;
-  static constexpr int kVectors = BackwardPolicy::kVectors;
-  static constexpr int kColumns = kThreads * kVectors * Vector<T>::kSize;
-};
-
-template <class T, class Acc>
-__device__ __forceinline__ void differentiate_vectors(
-    const RowGradient<Acc>& g, const T* input, T* output, int64_t column) {
-  constexpr int kVectors = Tile<T, Acc>::kVectors;
-  Vector<T> loaded[kVectors];
+__device__ __forceinline__ Vector<T> differentiate_vector(
+    const RowGradient<Acc>& g, const Vector<T>& x, int64_t target) {
+  Vector<T> result;
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int64_t first = column + (v * Tile<T, Acc>::kThreads + threadIdx.x) * Vector<T>::kSize;
-    loaded[v] = *reinterpret_cast<const Vector<T>*>(input + first);
+  for (int e = 0; e < Vector<T>::kSize; ++e) {
+    result.element[e] = element(g, x.element[e], false);
   }
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int64_t first = column + (v * Tile<T, Acc>::kThreads + threadIdx.x) * Vector<T>::kSize;
+  if (static_cast<uint64_t>(target) < Vector<T>::kSize) {
 #pragma unroll
     for (int e = 0; e < Vector<T>::kSize; ++e) {
-      loaded[v].element[e] = element(g, loaded[v].element[e], first + e);
+      if (e == target) {
+        result.element[e] = element(g, x.element[e], true);
+      }
     }
-    *reinterpret_cast<Vector<T>*>(output + first) = loaded[v];
   }
+  return result;
+}
+
+// Columns first <= v < last; both pointers are 16-byte aligned at `first`.
+template <class T, class Acc>
+__device__ __forceinline__ int64_t differentiate_vectors(
+    const RowGradient<Acc>& g, const T* input, T* output, int64_t first, int64_t last) {
+  constexpr int kSize = Vector<T>::kSize;
+  constexpr int kUnroll = BackwardPolicy::kVectors;
+  constexpr int kThreads = BackwardPolicy::kThreads;
+  const auto* source = reinterpret_cast<const Vector<T>*>(input + first);
+  auto* destination = reinterpret_cast<Vector<T>*>(output + first);
+  const int count = static_cast<int>((last - first) / kSize);
+  const int64_t target = g.target - first;
+  int v = threadIdx.x;
+  for (; v + kThreads * (kUnroll - 1) < count; v += kThreads * kUnroll) {
+    Vector<T> loaded[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      loaded[u] = source[v + u * kThreads];
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int vector = v + u * kThreads;
+      destination[vector] = differentiate_vector(g, loaded[u], target - vector * kSize);
+    }
+  }
+  for (; v < count; v += kThreads) {
+    destination[v] = differentiate_vector(g, source[v], target - v * kSize);
+  }
+  return first + static_cast<int64_t>(count) * kSize;
 }
 
 template <class T, class Acc>
 __device__ __forceinline__ void differentiate_elements(
     const RowGradient<Acc>& g, const T* input, int64_t stride, T* output, int64_t first,
     int64_t last) {
-  for (int64_t column = first + threadIdx.x; column < last; column += Tile<T, Acc>::kThreads) {
-    output[column] = element(g, input[column * stride], column);
+  for (int64_t v = first + threadIdx.x; v < last; v += BackwardPolicy::kThreads) {
+    output[v] = element(g, input[v * stride], v == g.target);
   }
 }
 
 template <class T>
-__device__ __forceinline__ void zero_elements(T* output, int64_t first, int64_t last, int threads) {
+__device__ __forceinline__ void zero_elements(T* output, int64_t first, int64_t last) {
+  constexpr int kThreads = BackwardPolicy::kThreads;
   const int64_t boundary = first + elements_to_boundary(output + first);
   const int64_t body = boundary < last ? boundary : last;
   const int64_t vectors = (last - body) / Vector<T>::kSize;
-  const int64_t tail = body + vectors * Vector<T>::kSize;
-  for (int64_t v = threadIdx.x; v < vectors; v += threads) {
+  for (int64_t v = threadIdx.x; v < vectors; v += kThreads) {
     *reinterpret_cast<uint4*>(output + body + v * Vector<T>::kSize) = make_uint4(0, 0, 0, 0);
   }
-  for (int64_t column = first + threadIdx.x; column < body; column += threads) {
-    output[column] = T{};
+  for (int64_t v = first + threadIdx.x; v < body; v += kThreads) {
+    output[v] = T{};
   }
-  for (int64_t column = tail + threadIdx.x; column < last; column += threads) {
-    output[column] = T{};
+  for (int64_t v = body + vectors * Vector<T>::kSize + threadIdx.x; v < last; v += kThreads) {
+    output[v] = T{};
   }
 }
 
-// Tile 0 also takes the few columns before the output row's first 16-byte boundary.
+// Part 0 also takes the few columns before the output row's first 16-byte boundary, so that every
+// other part begins on one.
 template <class T, class Acc>
-__device__ void differentiate_tile(const BackwardArgs& args, int64_t row, int64_t tile) {
+__device__ __forceinline__ void differentiate_part(
+    const BackwardArgs& args, int64_t row, int64_t part) {
+  constexpr int64_t kColumns = BackwardPolicy::kBytesPerBlock / sizeof(T);
   const Rows& rows = args.rows;
   T* output = static_cast<T*>(args.grad_logits) + row * rows.vocab;
-  const int64_t boundary = elements_to_boundary(output);
-  const int64_t head = boundary < rows.vocab ? boundary : rows.vocab;
-  const int64_t first = head + tile * Tile<T, Acc>::kColumns;
-  const int64_t end = first + Tile<T, Acc>::kColumns;
+  const int64_t head = elements_to_boundary(output);
+  const int64_t first = part == 0 ? 0 : head + part * kColumns;
+  const int64_t end = head + (part + 1) * kColumns;
   const int64_t last = end < rows.vocab ? end : rows.vocab;
   const RowGradient<Acc> g = load_row_gradient<Acc>(args, row);
   if (g.target < 0) {
-    zero_elements(output, tile == 0 ? 0 : first, last, Tile<T, Acc>::kThreads);
+    zero_elements(output, first, last);
     return;
   }
   const T* input = static_cast<const T*>(rows.logits) + RowLayout::offset(rows.layout, row);
-  if (tile == 0) {
-    differentiate_elements<T, Acc>(g, input, rows.column_stride, output, 0, head);
+  int64_t done = first;
+  if (rows.column_stride == 1 && head < last && is_aligned(input + head)) {
+    const int64_t body = part == 0 ? head : first;
+    differentiate_elements<T, Acc>(g, input, 1, output, first, body);
+    done = differentiate_vectors(g, input, output, body, last);
   }
-  if (end <= rows.vocab && rows.column_stride == 1 && is_aligned(input + first)) {
-    differentiate_vectors<T, Acc>(g, input, output, first);
-  } else {
-    differentiate_elements<T, Acc>(g, input, rows.column_stride, output, first, last);
-  }
+  differentiate_elements<T, Acc>(g, input, rows.column_stride, output, done, last);
 }
 
 template <class T, class Acc>
 __global__ void __launch_bounds__(BackwardPolicy::kThreads)
-    backward_kernel(const __grid_constant__ BackwardArgs args, int64_t tiles_per_row) {
-  const int64_t tiles = args.rows.count * tiles_per_row;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    differentiate_tile<T, Acc>(args, tile / tiles_per_row, tile % tiles_per_row);
+    backward_kernel(const __grid_constant__ BackwardArgs args, int64_t parts_per_row) {
+  const int64_t parts = args.rows.count * parts_per_row;
+  for (int64_t part = blockIdx.x; part < parts; part += gridDim.x) {
+    differentiate_part<T, Acc>(args, part / parts_per_row, part % parts_per_row);
   }
 }
 
@@ -138,12 +160,12 @@ template <class Acc>
 void launch_for_dtype(const BackwardArgs& args, cudaStream_t stream) {
   visit_dtype(args.rows.logits_type, [&](auto zero) {
     using T = decltype(zero);
-    constexpr int64_t kColumns = Tile<T, Acc>::kColumns;
-    const int64_t tiles_per_row = (args.rows.vocab + kColumns - 1) / kColumns;
-    const int64_t tiles = args.rows.count * tiles_per_row;
-    const int64_t blocks = tiles < INT32_MAX ? tiles : INT32_MAX;
+    constexpr int64_t kColumns = BackwardPolicy::kBytesPerBlock / sizeof(T);
+    const int64_t parts_per_row = (args.rows.vocab + kColumns - 1) / kColumns;
+    const int64_t parts = args.rows.count * parts_per_row;
+    const int64_t blocks = parts < INT32_MAX ? parts : INT32_MAX;
     backward_kernel<T, Acc><<<static_cast<unsigned>(blocks), BackwardPolicy::kThreads, 0, stream>>>(
-        args, tiles_per_row);
+        args, parts_per_row);
     check(cudaGetLastError(), "launch of backward_kernel");
   });
 }

@@ -11,6 +11,7 @@ struct ForwardPolicy {
 struct BackwardPolicy {
   static constexpr int kThreads = 256;
   static constexpr int kVectors = 2;  // 16-byte loads in flight per thread
+  static constexpr int kBytesPerBlock = 65536;  // of a row's logits
 };
 
 }  // namespace detlogp::cuda

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from detlogp._guards import has_tangent
-
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGER_DTYPES = frozenset(
     (
@@ -22,33 +20,47 @@ ON_INVALID = ("zero", "nan", "raise")
 CONTRACTS = ("locked",)
 
 
+def check_options(dtype: torch.dtype | None, contract: str, on_invalid: str) -> None:
+    if dtype is not None and dtype not in FLOAT_DTYPES:
+        raise TypeError(f"dtype must be float16, bfloat16, float32, float64 or None, got {dtype!r}")
+    check_choice("contract", contract, CONTRACTS)
+    check_choice("on_invalid", on_invalid, ON_INVALID)
+
+
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         expected = " or ".join(repr(choice) for choice in choices)
         raise ValueError(f"{name} must be {expected}, got {value!r}")
 
 
-def check_logits(logits: Tensor) -> None:
+def check_logits_type(logits: Tensor) -> None:
     if not isinstance(logits, Tensor):
         raise TypeError(f"logits must be a Tensor, got {type(logits).__name__}")
     if logits.dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"logits must be float16, bfloat16, float32 or float64, got {_name(logits.dtype)}"
         )
+
+
+def to_ids(token_ids: Tensor) -> Tensor:
+    """The ids as contiguous int64."""
+    if not isinstance(token_ids, Tensor):
+        raise TypeError(f"token_ids must be a Tensor, got {type(token_ids).__name__}")
+    if token_ids.dtype is torch.int64:
+        return token_ids.contiguous()
+    if token_ids.dtype not in INTEGER_DTYPES:
+        raise TypeError(f"token_ids must have an integer dtype, got {_name(token_ids.dtype)}")
+    return token_ids.to(torch.int64).contiguous()
+
+
+def check_tensors(logits: Tensor, token_ids: Tensor) -> None:
+    """Shapes and devices, in the words of the caller."""
     if logits.dim() == 0:
         raise ValueError("logits must have shape [..., V], got a 0-d tensor")
     if logits.shape[-1] == 0:
         raise ValueError(f"logits must have at least one column (V >= 1), got {_shape(logits)}")
     if logits.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"logits must be on a CPU or CUDA device, got {logits.device}")
-
-
-def check_token_ids(token_ids: Tensor, logits: Tensor) -> Tensor:
-    """Returns the ids as contiguous int64 of logits' leading shape."""
-    if not isinstance(token_ids, Tensor):
-        raise TypeError(f"token_ids must be a Tensor, got {type(token_ids).__name__}")
-    if token_ids.dtype not in INTEGER_DTYPES:
-        raise TypeError(f"token_ids must have an integer dtype, got {_name(token_ids.dtype)}")
     if token_ids.device != logits.device:
         raise ValueError(
             f"token_ids must be on logits' device, {logits.device}, got {token_ids.device}"
@@ -58,11 +70,10 @@ def check_token_ids(token_ids: Tensor, logits: Tensor) -> Tensor:
             f"token_ids must have logits' leading shape, {tuple(logits.shape[:-1])}, "
             f"got {_shape(token_ids)}"
         )
-    return token_ids.to(torch.int64).contiguous()
 
 
-def check_rows(rows: Tensor, logits: Tensor) -> Tensor:
-    """Returns the selection as a contiguous boolean mask of logits' leading shape."""
+def to_mask(rows: Tensor, logits: Tensor) -> Tensor:
+    """The selection as a contiguous boolean mask of logits' leading shape."""
     leading = logits.shape[:-1]
     if not isinstance(rows, Tensor):
         raise TypeError(f"rows must be a Tensor, got {type(rows).__name__}")
@@ -91,7 +102,14 @@ def check_row_indices(row_indices: Tensor) -> None:
         raise TypeError(f"row_indices must be a Tensor of an integer dtype, got {got}")
 
 
-def check_out(out: Tensor, dtype: torch.dtype | None, logits: Tensor, *inputs: Tensor) -> None:
+def check_out(
+    out: Tensor,
+    dtype: torch.dtype | None,
+    logits: Tensor,
+    ids: Tensor,
+    mask: Tensor | None,
+    needs_grad: bool,
+) -> None:
     if not isinstance(out, Tensor):
         raise TypeError(f"out must be a Tensor, got {type(out).__name__}")
     if out.dtype not in FLOAT_DTYPES:
@@ -106,18 +124,19 @@ def check_out(out: Tensor, dtype: torch.dtype | None, logits: Tensor, *inputs: T
         )
     if out.device != logits.device:
         raise ValueError(f"out must be on logits' device, {logits.device}, got {out.device}")
-    if out.requires_grad:
-        raise ValueError("out must not require grad; pass out.detach()")
     if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
         raise ValueError("out must have one element a row, got an expanded tensor (stride 0)")
     storage = out.untyped_storage().data_ptr()
-    if storage and any(storage == x.untyped_storage().data_ptr() for x in (logits, *inputs)):
+    inputs = (logits, ids) if mask is None else (logits, ids, mask)
+    if storage and any(storage == x.untyped_storage().data_ptr() for x in inputs):
         raise ValueError("out must not share storage with an input")
-
-
-def check_dtype(dtype: torch.dtype | None) -> None:
-    if dtype is not None and dtype not in FLOAT_DTYPES:
-        raise TypeError(f"dtype must be float16, bfloat16, float32, float64 or None, got {dtype!r}")
+    if out.requires_grad:
+        raise ValueError("out must not require grad; pass out.detach()")
+    if needs_grad:
+        raise NotImplementedError(
+            "out: a call whose logits require grad cannot write into a buffer yet; "
+            "leave out out=, or call under torch.no_grad()"
+        )
 
 
 def check_ids_in_range(token_ids: Tensor, mask: Tensor | None, vocab: int) -> None:
@@ -129,20 +148,6 @@ def check_ids_in_range(token_ids: Tensor, mask: Tensor | None, vocab: int) -> No
         row = int(bad.reshape(-1).nonzero()[0])
         value = int(token_ids.reshape(-1)[row])
         raise ValueError(f"token_ids must be in [0, {vocab}), got {value} in row {row}")
-
-
-def check_plain_call(logits: Tensor) -> None:
-    """Raises where a derivative would silently be lost: transforms and forward mode are not there."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise NotImplementedError(
-            "logits: detlogp.logp does not support torch.func transforms (grad, vjp, jvp, vmap, ...) "
-            "yet; use backward() or torch.autograd.grad"
-        )
-    if has_tangent(logits):
-        raise NotImplementedError(
-            "logits: detlogp.logp does not support forward-mode derivatives (dual tensors) yet; "
-            "use backward() or torch.autograd.grad"
-        )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -16,6 +16,7 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 
 _OPERATORS = {
     "logp": _native.logp_op,
+    "logp_with_stats": _native.logp_with_stats_op,
     "logp_out": _native.logp_out_op,
     "logp_backward": _native.logp_backward_op,
 }
@@ -25,6 +26,20 @@ _autograd = torch.library.Library("detlogp", "IMPL", "Autograd")
 def has_tangent(tensor: Tensor) -> bool:
     """Whether this is a dual tensor of the forward mode."""
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def check_plain_call(logits: Tensor) -> None:
+    """Raises where a derivative would be lost: transforms and the forward mode are not there yet."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise NotImplementedError(
+            "logits: detlogp.logp does not support torch.func transforms (grad, vjp, jvp, vmap, ...) "
+            "yet; use backward() or torch.autograd.grad"
+        )
+    if has_tangent(logits):
+        raise NotImplementedError(
+            "logits: detlogp.logp does not support forward-mode derivatives (dual tensors) yet; "
+            "use backward() or torch.autograd.grad"
+        )
 
 
 def _guard(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from detlogp import _checks
+
 _LIBRARY = Path(__file__).with_name("libdetlogp.so")
 
 
@@ -20,12 +22,13 @@ def _load() -> None:
 
 _load()
 logp_op = torch.ops.detlogp.logp.default
+logp_with_stats_op = torch.ops.detlogp.logp_with_stats.default
 logp_out_op = torch.ops.detlogp.logp_out.default
 logp_backward_op = torch.ops.detlogp.logp_backward.default
 
 
-def _per_row(logits: Tensor, wanted: bool, dtype: torch.dtype) -> Tensor:
-    return logits.new_empty(logits.shape[:-1] if wanted else (0,), dtype=dtype)
+def _per_row(logits: Tensor, dtype: torch.dtype) -> Tensor:
+    return logits.new_empty(logits.shape[:-1], dtype=dtype)
 
 
 @torch.library.register_fake("detlogp::logp")
@@ -35,16 +38,25 @@ def _(
     mask: Tensor | None,
     dtype: torch.dtype,
     compute_dtype: torch.dtype,
-    with_lse: bool,
-    with_stats: bool,
+    nan_for_invalid: bool,
+) -> Tensor:
+    _checks.check_tensors(logits, token_ids)
+    return _per_row(logits, dtype)
+
+
+@torch.library.register_fake("detlogp::logp_with_stats")
+def _(
+    logits: Tensor,
+    token_ids: Tensor,
+    mask: Tensor | None,
+    dtype: torch.dtype,
+    compute_dtype: torch.dtype,
     nan_for_invalid: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return (
-        _per_row(logits, True, dtype),
-        _per_row(logits, with_lse, dtype),
-        _per_row(logits, with_stats, compute_dtype),
-        _per_row(logits, with_stats, compute_dtype),
-    )
+    _checks.check_tensors(logits, token_ids)
+    types = (dtype, dtype, compute_dtype, compute_dtype)
+    logp, lse, row_max, log_sum = (_per_row(logits, t) for t in types)
+    return logp, lse, row_max, log_sum
 
 
 @torch.library.register_fake("detlogp::logp_out")
@@ -52,18 +64,15 @@ def _(
     logits: Tensor,
     token_ids: Tensor,
     mask: Tensor | None,
-    lse_dtype: torch.dtype,
+    dtype: torch.dtype,
     compute_dtype: torch.dtype,
-    with_lse: bool,
-    with_stats: bool,
     nan_for_invalid: bool,
     out: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        _per_row(logits, with_lse, lse_dtype),
-        _per_row(logits, with_stats, compute_dtype),
-        _per_row(logits, with_stats, compute_dtype),
-    )
+    _checks.check_tensors(logits, token_ids)
+    types = (dtype, compute_dtype, compute_dtype)
+    lse, row_max, log_sum = (_per_row(logits, t) for t in types)
+    return lse, row_max, log_sum
 
 
 @torch.library.register_fake("detlogp::logp_backward")

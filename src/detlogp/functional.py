@@ -1,4 +1,4 @@
-"""The public function, and its first-order gradient."""
+"""The public function."""
 
 from typing import Any, NamedTuple
 
@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from detlogp import _checks
-from detlogp._guards import below_autograd
-from detlogp._native import logp_backward_op, logp_op, logp_out_op
+from detlogp._first_order import FirstOrder
+from detlogp._guards import below_autograd, check_plain_call
+from detlogp._native import logp_op, logp_out_op, logp_with_stats_op
 
 
 class LogpResult(NamedTuple):
@@ -17,18 +18,6 @@ class LogpResult(NamedTuple):
     """[...], log-probability of the token, in nats."""
     lse: Tensor
     """[...], logarithm of the sum of the exponentials of the row's logits, in nats."""
-
-
-class _Call(NamedTuple):
-    """A checked call, as the operators want it."""
-
-    logits: Tensor  # [..., V]
-    token_ids: Tensor  # [...], int64, contiguous
-    mask: Tensor | None  # [...], bool, contiguous
-    dtype: torch.dtype
-    compute_dtype: torch.dtype
-    return_lse: bool
-    nan_for_invalid: bool
 
 
 def logp(
@@ -108,105 +97,48 @@ def score(
     on_invalid: str = "zero",
 ) -> Tensor | LogpResult:
     """`logp`, whose arithmetic's type, float32 or float64, may be stated apart from the result's."""
-    _checks.check_logits(logits)
-    _checks.check_dtype(dtype)
-    _checks.check_choice("contract", contract, _checks.CONTRACTS)
-    _checks.check_choice("on_invalid", on_invalid, _checks.ON_INVALID)
-    _checks.check_plain_call(logits)
-    ids = _checks.check_token_ids(token_ids, logits)
-    mask = None if rows is None else _checks.check_rows(rows, logits)
-    needs_grad = logits.requires_grad and torch.is_grad_enabled()
-    if out is not None:
-        inputs = (token_ids,) if rows is None else (token_ids, rows)
-        _checks.check_out(out, dtype, logits, *inputs)
-        if needs_grad:
-            raise NotImplementedError(
-                "out: a call whose logits require grad cannot write into a buffer yet; "
-                "leave out out=, or call under torch.no_grad()"
-            )
-    if on_invalid == "raise":
-        _checks.check_ids_in_range(ids, mask, logits.shape[-1])
+    _checks.check_options(dtype, contract, on_invalid)
+    _checks.check_logits_type(logits)
+    check_plain_call(logits)
+    ids = _checks.to_ids(token_ids)
+    mask = None if rows is None else _checks.to_mask(rows, logits)
     if compute_dtype is None:
         wanted = logits.dtype if dtype is None else dtype
         compute_dtype = torch.float64 if wanted == torch.float64 else torch.float32
-    result_dtype = dtype or compute_dtype
-    nan_for_invalid = on_invalid == "nan"
-    call = _Call(logits, ids, mask, result_dtype, compute_dtype, return_lse, nan_for_invalid)
+    call = (logits, ids, mask, dtype or compute_dtype, compute_dtype, on_invalid == "nan")
+    needs_grad = logits.requires_grad and torch.is_grad_enabled()
+    if out is not None or on_invalid == "raise":
+        _checks.check_tensors(logits, token_ids)
     if out is not None:
-        lse = _score_into(call, out)
-        return LogpResult(out, lse) if return_lse else out
-    if needs_grad:
-        outputs = _Logp.apply(logits, call)
-        return LogpResult(*outputs) if return_lse else outputs
-    value, lse, _, _ = _run(call, with_stats=False)
-    return LogpResult(value, lse) if return_lse else value
+        _checks.check_out(out, dtype, logits, ids, mask, needs_grad)
+    if on_invalid == "raise":
+        _checks.check_ids_in_range(ids, mask, logits.shape[-1])
+    try:
+        if out is not None:
+            return _score_into(out, call, return_lse)
+        if needs_grad:
+            outputs = FirstOrder.apply(*call)
+            return LogpResult(*outputs) if return_lse else outputs[0]
+        with below_autograd():
+            if not return_lse:
+                value: Tensor = logp_op(*call)
+                return value
+            value, lse, _, _ = logp_with_stats_op(*call)
+            return LogpResult(value, lse)
+    except RuntimeError:
+        # The operators check everything before they write; this finds the argument to name.
+        _checks.check_tensors(logits, token_ids)
+        raise
 
 
-def _run(call: _Call, with_stats: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    with below_autograd():
-        result: tuple[Tensor, Tensor, Tensor, Tensor] = logp_op(
-            call.logits,
-            call.token_ids,
-            call.mask,
-            call.dtype,
-            call.compute_dtype,
-            call.return_lse,
-            with_stats,
-            call.nan_for_invalid,
-        )
-    return result
-
-
-def _score_into(call: _Call, out: Tensor) -> Tensor:
-    """Writes logp into `out`, of any strides; returns the lse."""
+def _score_into(out: Tensor, call: tuple[Any, ...], return_lse: bool) -> Tensor | LogpResult:
+    """Writes logp into `out`, of any strides."""
     buffer = out.contiguous()
     with below_autograd():
-        lse: Tensor
-        lse, _, _ = logp_out_op(
-            call.logits,
-            call.token_ids,
-            call.mask,
-            call.dtype,
-            call.compute_dtype,
-            call.return_lse,
-            False,
-            call.nan_for_invalid,
-            buffer,
-        )
+        lse, _, _ = logp_out_op(*call, buffer)
     if buffer is out:
         # So that autograd notices when an earlier value of the buffer was saved for a backward.
         torch.autograd.graph.increment_version(out)
     else:
         out.copy_(buffer)
-    return lse
-
-
-class _Logp(torch.autograd.Function):
-    """First order, reverse mode: one fused kernel, grad_logp (onehot - p) + grad_lse p.
-
-    It keeps the logits, the row maximum m and log(s); no [N, V] tensor besides the gradient is made.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, call: _Call) -> Any:
-        value, lse, row_max, log_sum = _run(call, with_stats=True)
-        ctx.save_for_backward(logits, call.token_ids, call.mask, row_max, log_sum)
-        ctx.set_materialize_grads(False)
-        return (value, lse) if call.return_lse else value
-
-    @staticmethod
-    def backward(ctx: Any, grad_logp: Tensor | None, grad_lse: Tensor | None = None) -> Any:
-        if torch.is_grad_enabled():
-            raise NotImplementedError(
-                "create_graph: detlogp.logp does not support a second derivative yet; "
-                "call backward() or torch.autograd.grad without create_graph=True"
-            )
-        logits, token_ids, mask, row_max, log_sum = ctx.saved_tensors
-        if grad_logp is None and grad_lse is None:
-            return None, None
-        grads = (
-            None if grad is None else grad.to(row_max.dtype).contiguous()
-            for grad in (grad_logp, grad_lse)
-        )
-        with below_autograd():
-            return logp_backward_op(logits, token_ids, mask, row_max, log_sum, *grads), None
+    return LogpResult(out, lse) if return_lse else out
