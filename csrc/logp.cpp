@@ -18,7 +18,9 @@ class DefaultFloatEnvironment {
     fegetenv(&saved_);
     fesetenv(FE_DFL_ENV);
   }
-  ~DefaultFloatEnvironment() { fesetenv(&saved_); }
+  ~DefaultFloatEnvironment() {
+    fesetenv(&saved_);
+  }
   DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
   DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
 
@@ -30,11 +32,10 @@ template <class Args>
 void run_on_cpu(void (*kernel)(const Args&, int64_t, int64_t), const Args& args) {
   constexpr int64_t kElementsPerTask = 32768;
   const int64_t rows_per_task = kElementsPerTask / args.rows.vocab + 1;
-  torch::stable::parallel_for(
-      0, args.rows.count, rows_per_task, [&](int64_t first, int64_t last) {
-        const DefaultFloatEnvironment environment;
-        kernel(args, first, last);
-      });
+  torch::stable::parallel_for(0, args.rows.count, rows_per_task, [&](int64_t first, int64_t last) {
+    const DefaultFloatEnvironment environment;
+    kernel(args, first, last);
+  });
 }
 
 template <class Args>

@@ -5,7 +5,8 @@
 
 STABLE_TORCH_LIBRARY(detlogp, m) {
   m.def(
-      "logp(Tensor logits, Tensor token_ids, Tensor? mask, ScalarType dtype, ScalarType compute_dtype,"
+      "logp(Tensor logits, Tensor token_ids, Tensor? mask, ScalarType dtype, ScalarType "
+      "compute_dtype,"
       " bool nan_for_invalid) -> Tensor");
   m.def(
       "logp_with_stats(Tensor logits, Tensor token_ids, Tensor? mask, ScalarType dtype,"
@@ -22,10 +23,10 @@ STABLE_TORCH_LIBRARY(detlogp, m) {
   m.def("select_cpu_path(str name) -> str");
 }
 
-#define DETLOGP_IMPLEMENT(m)               \
-  m.impl("logp", TORCH_BOX(&detlogp::logp));         \
+#define DETLOGP_IMPLEMENT(m)                                       \
+  m.impl("logp", TORCH_BOX(&detlogp::logp));                       \
   m.impl("logp_with_stats", TORCH_BOX(&detlogp::logp_with_stats)); \
-  m.impl("logp_out", TORCH_BOX(&detlogp::logp_out)); \
+  m.impl("logp_out", TORCH_BOX(&detlogp::logp_out));               \
   m.impl("logp_backward", TORCH_BOX(&detlogp::logp_backward))
 
 STABLE_TORCH_LIBRARY_IMPL(detlogp, CPU, m) {

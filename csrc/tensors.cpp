@@ -82,11 +82,11 @@ bool same_device(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-void* per_row_data(
-    const Tensor& values, ScalarType type, const Tensor& logits, const char* name) {
+void* per_row_data(const Tensor& values, ScalarType type, const Tensor& logits, const char* name) {
   STD_TORCH_CHECK(
-      values.scalar_type() == type, "detlogp: ", name, " must be ", torch::headeronly::toString(type),
-      ", got ", torch::headeronly::toString(values.scalar_type()));
+      values.scalar_type() == type, "detlogp: ", name, " must be ",
+      torch::headeronly::toString(type), ", got ",
+      torch::headeronly::toString(values.scalar_type()));
   const auto leading = logits.sizes();
   const auto sizes = values.sizes();
   bool fits = sizes.size() + 1 == leading.size();
@@ -110,8 +110,8 @@ Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<
   rows.layout = merge_leading_dims(logits);
   rows.column_stride = logits.stride(dims - 1);
   rows.logits = logits.data_ptr();
-  rows.token_ids = static_cast<const int64_t*>(
-      per_row_data(token_ids, ScalarType::Long, logits, "token_ids"));
+  rows.token_ids =
+      static_cast<const int64_t*>(per_row_data(token_ids, ScalarType::Long, logits, "token_ids"));
   if (mask.has_value()) {
     rows.mask = static_cast<const bool*>(per_row_data(*mask, ScalarType::Bool, logits, "mask"));
   }
@@ -133,7 +133,8 @@ GetStream find_get_stream() {
 
 }  // namespace
 
-void on_cuda_stream(const Tensor& logits, void (*launch)(void* stream, void* context), void* context) {
+void on_cuda_stream(
+    const Tensor& logits, void (*launch)(void* stream, void* context), void* context) {
   static const GetStream get_stream = find_get_stream();
   const int32_t device = logits.get_device_index();
   void* stream;
@@ -144,8 +145,9 @@ void on_cuda_stream(const Tensor& logits, void (*launch)(void* stream, void* con
 #else
 void on_cuda_stream(const Tensor&, void (*)(void*, void*), void*) {
   STD_TORCH_CHECK(
-      false, "detlogp: logits are on CUDA, but this build has no CUDA kernels (nvcc was not found, "
-             "or the build was configured with DETLOGP_CUDA=OFF)");
+      false,
+      "detlogp: logits are on CUDA, but this build has no CUDA kernels (nvcc was not found, "
+      "or the build was configured with DETLOGP_CUDA=OFF)");
 }
 #endif
 

@@ -1,4 +1,4 @@
-"""Devices and dtypes that the tests run on. A `cuda` test is not collected where there is no GPU."""
+"""Devices and dtypes that the tests run on. Without a GPU, `cuda` tests are not collected."""
 
 import pytest
 import torch

@@ -16,6 +16,7 @@ from torch import Tensor
 import detlogp
 from detlogp.cli import _layouts, main
 from detlogp.cli._model import window_spans
+from detlogp.testing import bits
 
 TEXT = "The order of every addition depends on V alone. Größe: 3 µm; f(x) = [x] + 1.\r\n" * 3
 V = 300
@@ -85,7 +86,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
-def bits(values: Any) -> list[int]:
+def words(values: Any) -> list[int]:
     found: list[int] = np.asarray(values, dtype=np.float32).view(np.uint32).tolist()
     return found
 
@@ -180,15 +181,15 @@ def test_saved_logits(
         parquet = pytest.importorskip("pyarrow.parquet")
         columns = parquet.read_table(output).to_pydict()
         assert parquet.read_schema(output).field("logp").type == "float"
-        assert bits(columns["lse"]) == bits(lse)
+        assert words(columns["lse"]) == words(lse)
     else:
         rows = read_jsonl(output)
         columns = {name: [row[name] for row in rows] for name in rows[0]}
-        assert columns["logp_bits"] == [f"{value:08x}" for value in bits(logp)]
+        assert columns["logp_bits"] == [f"{value:08x}" for value in words(logp)]
         assert columns["lse"][3] is None
     assert columns["position"] == list(range(18))
     assert columns["token_id"] == saved["token_ids"].flatten().tolist()
-    assert bits(columns["logp"]) == bits(logp)
+    assert words(columns["logp"]) == words(logp)
 
 
 def test_dtype_of_saved_logits(tmp_path: Path, saved: dict[str, Tensor]) -> None:
@@ -196,7 +197,7 @@ def test_dtype_of_saved_logits(tmp_path: Path, saved: dict[str, Tensor]) -> None
     output = tmp_path / "rows.jsonl"
     assert main(["score", "--logits", path, "--output", str(output), "--dtype", "bfloat16"]) == 0
     expected = _layouts.score_with_detlogp(saved["logits"].bfloat16(), saved["token_ids"])
-    assert bits([row["logp"] for row in read_jsonl(output)]) == bits(expected.flatten())
+    assert words([row["logp"] for row in read_jsonl(output)]) == words(expected.flatten())
 
 
 def test_values_that_are_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,7 +283,7 @@ def test_one_bit_counts_and_nan_payloads_do_not() -> None:
     b = torch.tensor([1.0, -0.0, math.nan, 2.0])
     b[3:].view(torch.int32).add_(1)
     b[2:3].view(torch.int32).add_(1)
-    assert _layouts.same_bits(a, b).tolist() == [True, False, True, False]
+    assert (bits(a) == bits(b)).tolist() == [True, False, True, False]
 
 
 def test_exit_code_1_when_detlogp_drifts(

@@ -4,7 +4,6 @@ import subprocess
 from importlib.metadata import distribution
 from pathlib import Path
 
-import pytest
 import torch
 
 import detlogp

@@ -47,13 +47,19 @@ struct Narrow;
 
 template <>
 struct Narrow<double> {
-  DETLOGP_FN double from(double x) { return x; }
+  DETLOGP_FN double from(double x) {
+    return x;
+  }
 };
 
 template <>
 struct Narrow<float> {
-  DETLOGP_FN float from(float x) { return x; }
-  DETLOGP_FN float from(double x) { return static_cast<float>(x); }
+  DETLOGP_FN float from(float x) {
+    return x;
+  }
+  DETLOGP_FN float from(double x) {
+    return static_cast<float>(x);
+  }
 };
 
 // A double rounded to odd in float: a second rounding, to 16 bits, then rounds as if it were the
@@ -75,7 +81,9 @@ struct Narrow<BFloat16> {
     const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
     return BFloat16{static_cast<uint16_t>(is_nan ? 0x7fc0u : rounded)};
   }
-  DETLOGP_FN BFloat16 from(double x) { return from(round_to_odd(x)); }
+  DETLOGP_FN BFloat16 from(double x) {
+    return from(round_to_odd(x));
+  }
 };
 
 template <>
@@ -93,7 +101,9 @@ struct Narrow<Half> {
     result = magnitude > 0x7f800000u ? 0x7e00u : result;
     return Half{static_cast<uint16_t>(result | sign)};
   }
-  DETLOGP_FN Half from(double x) { return from(round_to_odd(x)); }
+  DETLOGP_FN Half from(double x) {
+    return from(round_to_odd(x));
+  }
 };
 
 // ---- one value behind an untyped pointer, for the few numbers that a row has ------------------

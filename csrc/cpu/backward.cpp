@@ -2,7 +2,8 @@
 //
 // Computes       grad_logits = grad_logp (onehot - p) + grad_lse p, p = exp((x - m) - log(s))
 // Order          element by element: no sum
-// Accuracy       |g| (2^-22 + p (V/B + 12) 2^-24) before the rounding to the logits' type; m and log(s)
+// Accuracy       |g| (2^-22 + p (V/B + 12) 2^-24) before the rounding to the logits' type; m and
+// log(s)
 //                stay apart, so that a common offset costs nothing
 // Special cases  a row that is not selected, or whose id is bad, is exactly 0 and is not read
 // Source         d logp = dx[t] - sum_v p[v] dx[v], d lse = sum_v p[v] dx[v]
@@ -40,11 +41,9 @@ void differentiate_row(const BackwardArgs& args, int64_t row) {
   const auto value = [row](const void* data) {
     return data == nullptr ? Acc(0) : static_cast<const Acc*>(data)[row];
   };
-  const RowGradient<Acc> g{value(args.row_max),
-                           value(args.log_sum),
-                           value(args.grad_logp),
-                           value(args.grad_lse),
-                           args.grad_lse != nullptr};
+  const RowGradient<Acc> g{
+      value(args.row_max), value(args.log_sum), value(args.grad_logp), value(args.grad_lse),
+      args.grad_lse != nullptr};
   RowReader<T> reader;
   reader.row = row_pointer<T>(rows, row);
   reader.column_stride = rows.column_stride;

@@ -8,10 +8,10 @@
 namespace detlogp::cpu {
 namespace {
 
-#define DETLOGP_KERNELS(path)                                               \
-  Kernels {                                                                 \
+#define DETLOGP_KERNELS(path)                                                  \
+  Kernels {                                                                    \
     #path, path::forward<float>, path::forward<double>, path::backward<float>, \
-        path::backward<double>                                              \
+        path::backward<double>                                                 \
   }
 
 const Kernels portable_kernels = DETLOGP_KERNELS(portable);
@@ -28,8 +28,7 @@ const Path paths[] = {
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
               __builtin_cpu_supports("fma");
      }},
-    {&avx2_kernels,
-     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+    {&avx2_kernels, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
 #endif
     {&portable_kernels, [] { return true; }},
 };

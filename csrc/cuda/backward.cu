@@ -30,12 +30,13 @@ __device__ RowGradient<Acc> load_row_gradient(const BackwardArgs& args, int64_t 
     return data == nullptr ? Acc(0) : static_cast<const Acc*>(data)[row];
   };
   const bool scored = Rows::selected(rows, row) && Rows::valid(rows, row);
-  return {value(args.row_max),
-          value(args.log_sum),
-          value(args.grad_logp),
-          value(args.grad_lse),
-          scored ? rows.token_ids[row] : -1,
-          args.grad_lse != nullptr};
+  return {
+      value(args.row_max),
+      value(args.log_sum),
+      value(args.grad_logp),
+      value(args.grad_lse),
+      scored ? rows.token_ids[row] : -1,
+      args.grad_lse != nullptr};
 }
 
 template <class T, class Acc>

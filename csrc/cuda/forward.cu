@@ -1,11 +1,13 @@
 // Forward on CUDA.
 //
-// Computes       logp[r] = x[r, t] - m - log(s), lse[r] = m + log(s), and m, log(s) for the backward
-// Order          core/lanes.h: thread k of a block of B is lane k; each warp folds its group of 32
+// Computes       logp[r] = x[r, t] - m - log(s), lse[r] = m + log(s), and m, log(s) for the
+// backward Order          core/lanes.h: thread k of a block of B is lane k; each warp folds its
+// group of 32
 //                lanes, then one warp folds the group results. The max has no order.
 // Accuracy       detlogp.testing.logp_error_bound (CUDA's expf and logf: at most 1 ulp each)
 // Special cases  core/row.h
-// Source         the order of RL-Kernel's public deterministic logp kernel, which defined it. The sum
+// Source         the order of RL-Kernel's public deterministic logp kernel, which defined it. The
+// sum
 //                is written as plain `+ expf`; nvcc's default contraction fuses expf's last product
 //                (a power of two) with it, which is part of the contract.
 #include "core/row.h"
@@ -52,7 +54,8 @@ __device__ Acc max_of_strided(const T* row, int64_t stride, int64_t vocab, int t
 }
 
 template <class T, class Acc, int B>
-__device__ __forceinline__ Acc sum_of_lane(const T* row, int64_t stride, int64_t vocab, Acc row_max) {
+__device__ __forceinline__ Acc
+sum_of_lane(const T* row, int64_t stride, int64_t vocab, Acc row_max) {
   constexpr int kUnroll = ForwardPolicy::kSumUnroll;
   Acc sum = 0;
   int64_t column = threadIdx.x;

@@ -1,4 +1,4 @@
-"""What the arguments of a call must be. Every error names the argument, what was expected, what came."""
+"""What the arguments must be. Every error names the argument, what was expected and what came."""
 
 import torch
 from torch import Tensor

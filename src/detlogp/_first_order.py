@@ -3,8 +3,9 @@
     d logp[r] = dx[r, t] - sum_v p[r, v] dx[r, v]
     d lse[r]  =            sum_v p[r, v] dx[r, v]
 
-so that the gradient of a row is grad_logp (onehot(t) - p) + grad_lse p, with p = exp((x - m) - log(s)).
-The logits, m and log(s) are kept; no [N, V] tensor is made besides the gradient.
+so that the gradient of a row is grad_logp (onehot(t) - p) + grad_lse p, where
+p = exp((x - m) - log(s)). The logits, m and log(s) are kept; no [N, V] tensor is made besides the
+gradient.
 """
 
 from typing import Any

@@ -29,10 +29,10 @@ def has_tangent(tensor: Tensor) -> bool:
 
 
 def check_plain_call(logits: Tensor) -> None:
-    """Raises where a derivative would be lost: transforms and the forward mode are not there yet."""
+    """Raises where a derivative would be lost: transforms and forward mode are not there yet."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise NotImplementedError(
-            "logits: detlogp.logp does not support torch.func transforms (grad, vjp, jvp, vmap, ...) "
+            "logits: detlogp.logp does not support torch.func transforms (grad, vjp, jvp, vmap) "
             "yet; use backward() or torch.autograd.grad"
         )
     if has_tangent(logits):

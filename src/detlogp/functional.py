@@ -1,6 +1,6 @@
 """The public function."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +18,48 @@ class LogpResult(NamedTuple):
     """[...], log-probability of the token, in nats."""
     lse: Tensor
     """[...], logarithm of the sum of the exponentials of the row's logits, in nats."""
+
+
+@overload
+def logp(
+    logits: Tensor,
+    token_ids: Tensor,
+    *,
+    rows: Tensor | None = None,
+    out: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    contract: str = "locked",
+    return_lse: Literal[False] = False,
+    on_invalid: str = "zero",
+) -> Tensor: ...
+
+
+@overload
+def logp(
+    logits: Tensor,
+    token_ids: Tensor,
+    *,
+    rows: Tensor | None = None,
+    out: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    contract: str = "locked",
+    return_lse: Literal[True],
+    on_invalid: str = "zero",
+) -> LogpResult: ...
+
+
+@overload
+def logp(
+    logits: Tensor,
+    token_ids: Tensor,
+    *,
+    rows: Tensor | None = None,
+    out: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    contract: str = "locked",
+    return_lse: bool,
+    on_invalid: str = "zero",
+) -> Tensor | LogpResult: ...
 
 
 def logp(
@@ -41,14 +83,14 @@ def logp(
 
     Args:
         logits: [..., V], float16, bfloat16, float32 or float64, on the CPU or a CUDA device; any
-            strides, any alignment, up to 12 leading dimensions that cannot be merged. Never written.
+            strides and alignment, up to 12 leading dimensions that cannot be merged. Never written.
         token_ids: [...], any integer dtype, on logits' device. An id outside [0, V), such as -100,
             gives logp 0, lse -inf, and a gradient of exactly 0 in its row (see `on_invalid`).
         rows: which rows to score: flat row numbers (integer; those out of range are ignored), or a
-            boolean mask of shape [...]. The result keeps the full shape; a row that is not selected
-            is not read, and has logp 0, lse -inf and gradient 0. Default: all rows.
-        out: [...], a buffer of any supported dtype that receives logp, whose storage is kept and whose
-            unselected rows keep their values. It sets the rounding of the result alone. Not yet
+            boolean mask of shape [...]. The result keeps the full shape; a row that is not
+            selected is not read, and has logp 0, lse -inf and gradient 0. Default: all rows.
+        out: [...], a buffer of any supported dtype that receives logp; its storage is kept, and
+            its unselected rows keep their values. It sets the rounding of the result alone. Not yet
             differentiable.
         dtype: float64 asks for arithmetic and a result in double precision; float32, float16 and
             bfloat16 for float32 arithmetic and one rounding (float64 logits are then rounded to
@@ -56,8 +98,8 @@ def logp(
             result of that type.
         contract: the order of additions; "locked" is the only one so far.
         return_lse: also return lse[r] = m + log(s), of the dtype that `dtype` says.
-        on_invalid: what a bad id in a selected row gives: "zero"; "nan", a NaN logp with the same lse
-            and gradient; or "raise", a ValueError before anything is written, which costs a
+        on_invalid: what a bad id in a selected row gives: "zero"; "nan", a NaN logp with the same
+            lse and gradient; or "raise", a ValueError before anything is written, which costs a
             synchronisation of the device. Nothing else synchronises.
 
     Returns:
@@ -67,8 +109,8 @@ def logp(
     Raises:
         TypeError: a dtype that is not supported.
         ValueError: a shape, device or choice that does not fit; with on_invalid="raise", a bad id.
-        NotImplementedError: a second derivative, forward mode, a torch.func transform, or `out` with
-            logits that require grad.
+        NotImplementedError: a second derivative, forward mode, a torch.func transform, or `out`
+            with logits that require grad.
 
     Source: the locked contract is the order of RL-Kernel's public deterministic logp kernel.
     """
@@ -96,7 +138,7 @@ def score(
     return_lse: bool = False,
     on_invalid: str = "zero",
 ) -> Tensor | LogpResult:
-    """`logp`, whose arithmetic's type, float32 or float64, may be stated apart from the result's."""
+    """`logp`, whose arithmetic's type, float32 or float64, may be stated apart from `dtype`."""
     _checks.check_options(dtype, contract, on_invalid)
     _checks.check_logits_type(logits)
     check_plain_call(logits)
@@ -117,7 +159,7 @@ def score(
         if out is not None:
             return _score_into(out, call, return_lse)
         if needs_grad:
-            outputs = FirstOrder.apply(*call)
+            outputs = FirstOrder.apply(*call)  # type: ignore[no-untyped-call]
             return LogpResult(*outputs) if return_lse else outputs[0]
         with below_autograd():
             if not return_lse:

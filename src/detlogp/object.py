@@ -8,7 +8,7 @@ from detlogp.functional import score
 
 
 class DeterministicLogp:
-    """`detlogp.logp` under the names of RL-Kernel's DeterministicLogpCUDAOp, on the CPU and on CUDA.
+    """`detlogp.logp` under the names of RL-Kernel's DeterministicLogpCUDAOp, on CPU and CUDA.
 
     Results and arithmetic are float32 whatever the logits' type, unless the name says fp64; float64
     logits are then rounded to float32 first. `row_indices` are flat row numbers (integers); the

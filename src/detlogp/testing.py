@@ -20,7 +20,7 @@ def lanes(vocab: int) -> int:
     return 128 if vocab <= 128 else 256 if vocab <= 4096 else 512
 
 
-# ---- portable inputs: IEEE double arithmetic on a splitmix64 stream, the same bits everywhere -----
+# ---- portable inputs: IEEE double arithmetic on a splitmix64 stream, the same bits everywhere ----
 
 
 def uniform(seed: int, count: int) -> NDArray[np.float64]:
@@ -64,7 +64,7 @@ def bits(values: Tensor) -> Tensor:
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
-    """Raises AssertionError, naming the first coordinate and both bit patterns, unless all agree."""
+    """Raises AssertionError, naming the first coordinate and both bit patterns, unless equal."""
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         raise AssertionError(
             f"{actual.dtype} {tuple(actual.shape)} is not {expected.dtype} {tuple(expected.shape)}"
@@ -112,7 +112,7 @@ def cpu_path(name: str) -> Iterator[None]:
         select_cpu_path("auto")
 
 
-# ---- error bounds: proofs are on the contract page of the documentation ---------------------------
+# ---- error bounds: proofs are on the contract page of the documentation --------------------------
 
 
 def logp_error_bound(

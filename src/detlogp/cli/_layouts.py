@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import detlogp
+from detlogp.testing import bits
 
 Implementation = Callable[[Tensor, Tensor], Tensor]
 """(logits [n, V], token_ids [n]) -> logp [n]."""
@@ -117,12 +118,6 @@ LAYOUTS = (
 
 
 # ---- the check -----------------------------------------------------------------------------------
-def same_bits(a: Tensor, b: Tensor) -> Tensor:
-    """Elementwise: the same bits, NaN payloads aside."""
-    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return (a.view(integers) == b.view(integers)) | (a.isnan() & b.isnan())
-
-
 def compare_layouts(
     logits: Tensor,
     token_ids: Tensor,
@@ -141,7 +136,7 @@ def compare_layouts(
             step = 1 if layout.max_rows is None else -(-len(logits) // layout.max_rows)
             expected = at_once[::step].contiguous()
             found = layout.score(score, logits[::step], token_ids[::step]).contiguous()
-            differs = ~same_bits(found, expected)
+            differs = bits(found) != bits(expected)
             gap = (found.double() - expected.double()).abs()[differs]
             count = len(gap)
             largest = gap.max().item() if count else 0.0
