@@ -40,7 +40,7 @@ types: $(VENV)/.packages ## mypy, strict
 	$(BIN)/mypy
 
 docs: $(VENV)/.library ## build the documentation into site/, strictly
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(VENV)/.packages ## let ruff and clang-format rewrite the files
 	$(BIN)/ruff check --fix $(CHECKED)

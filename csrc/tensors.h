@@ -14,12 +14,11 @@ namespace detlogp {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Throws unless the type is one of float16, bfloat16, float32 and float64; `name` is for the
-// message.
+// Throws unless the type is one of float16, bfloat16, float32 and float64; `name` is for the message.
 Dtype to_dtype(ScalarType type, const char* name);
 
-// A new contiguous tensor on the device of `like`. Calls the allocator directly: torch::stable's
-// own new_empty goes through the boxed dispatcher, which costs more than our kernels' launch.
+// A new contiguous tensor on the device of `like`. Calls the allocator directly: torch::stable's own
+// new_empty goes through the boxed dispatcher, which costs more than our kernels' launch.
 Tensor empty_on(const Tensor& like, const int64_t* sizes, int64_t dims, ScalarType type);
 
 // The rows of `logits` [..., V] with `token_ids` and `mask`, both of its leading shape.

@@ -68,7 +68,7 @@ def _refused(name: str, logits: Tensor, token_ids: Tensor) -> Tensor:
         "device": torch.zeros(4, device="meta"),
         "expanded": torch.zeros(1, device=logits.device).expand(4),
         "input": logits.view(-1)[:4],
-        "ids": token_ids.view(torch.float32)[::2],
+        "ids": token_ids.view(torch.float32),
         "dtype": shared[:4].half(),
     }[name]
 
@@ -83,17 +83,31 @@ def _refused(name: str, logits: Tensor, token_ids: Tensor) -> Tensor:
         ("expanded", ValueError, "out must have one element a row"),
         ("input", ValueError, "out must not share storage with an input"),
         ("ids", ValueError, "out must not share storage with an input"),
+        ("rows", ValueError, "out must not share storage with an input"),
         ("dtype", ValueError, "dtype must agree with out, float16, got float32"),
     ],
 )
 def test_refused_buffers(name: str, error: type[Exception], message: str, device: str) -> None:
     logits = torch.zeros(4, 9, device=device)
-    token_ids = torch.zeros(4, dtype=torch.int64, device=device)
-    out = _refused(name, logits, token_ids)
+    token_ids = torch.zeros(4, dtype=torch.int32, device=device)
+    rows = torch.zeros(4, dtype=torch.int32, device=device)
+    out = rows.view(torch.float32) if name == "rows" else _refused(name, logits, token_ids)
     before = out.detach().clone()
+    dtype = torch.float32 if name == "dtype" else None
     with pytest.raises(error, match=message):
-        detlogp.logp(logits, token_ids, out=out, dtype=torch.float32 if name == "dtype" else None)
+        detlogp.logp(logits, token_ids, rows=rows, out=out, dtype=dtype)
     assert out.is_meta or torch.equal(out, before), "nothing is written"
+
+
+def test_overlapping_buffer(device: str) -> None:
+    logits = torch.zeros(2, 2, 9, device=device)
+    ids = torch.zeros(2, 2, dtype=torch.int64, device=device)
+    memory = torch.zeros(8, device=device)
+    with pytest.raises(ValueError, match=r"one element a row, got strides \(1, 1\)"):
+        detlogp.logp(logits, ids, out=memory.as_strided((2, 2), (1, 1)))
+    turned = memory.as_strided((2, 2), (2, 3))
+    detlogp.logp(logits, ids, out=turned)
+    assert_same_bits(turned, detlogp.logp(logits, ids))
 
 
 def test_no_gradient_yet(device: str) -> None:

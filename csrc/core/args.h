@@ -7,8 +7,8 @@ namespace detlogp {
 
 constexpr int kMaxLeadingDims = 12;
 
-// Where row r of a tensor [..., V] begins. Leading dimensions that can be merged have been merged,
-// so a contiguous tensor has one dimension, and an expanded operand a stride of 0.
+// Where row r of a tensor [..., V] begins. Leading dimensions that can be merged have been merged, so
+// a contiguous tensor has one dimension, and an expanded operand a stride of 0.
 struct RowLayout {
   int dims;
   int64_t size[kMaxLeadingDims];

@@ -2,9 +2,9 @@
 //
 //   V <= 128: B = 128      128 < V <= 4096: B = 256      V > 4096: B = 512
 //
-// Lane k takes columns k, k + B, k + 2B, ... one at a time, starting from zero. Then each group of
-// 32 lanes is folded (offset 16, 8, 4, 2, 1: lane i += lane i + offset), and the B / 32 group
-// results, padded with zeros to 32, are folded the same way.
+// Lane k takes columns k, k + B, k + 2B, ... one at a time, starting from zero. Then each group of 32
+// lanes is folded (offset 16, 8, 4, 2, 1: lane i += lane i + offset), and the B / 32 group results,
+// padded with zeros to 32, are folded the same way.
 #pragma once
 
 #include "core/platform.h"

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
-// Every function of csrc/core is inlined with internal linkage: the CPU kernels are compiled once
-// per instruction set, and the linker must never merge a copy that was compiled for a wider one.
+// Every function of csrc/core is inlined with internal linkage: the CPU kernels are compiled once per
+// instruction set, and the linker must never merge a copy that was compiled for a wider one.
 #if defined(__CUDACC__)
 #define DETLOGP_FN static __forceinline__ __host__ __device__
 #else

@@ -5,8 +5,7 @@
 
 namespace detlogp {
 
-// A max starts from the lowest finite number, so that a row of -inf gives exp(-inf) = 0 and not
-// NaN.
+// A max starts from the lowest finite number, so that a row of -inf gives exp(-inf) = 0 and not NaN.
 DETLOGP_FN float lowest_of(float) {
   return -0x1.fffffep+127f;
 }

@@ -1,9 +1,10 @@
 // Forward on the CPU.
 //
-// Computes       logp[r] = x[r, t] - m - log(s), lse[r] = m + log(s), and m, log(s) for the
-// backward Order          core/lanes.h: B lanes, each in column order, then a fixed tree; one
-// thread a row Accuracy       detlogp.testing.logp_error_bound Special cases  core/row.h Source
-// core/exp.h, core/log.h; vectorised by the compiler, whose lanes are the contract's
+// Computes       logp[r] = x[r, t] - m - log(s), lse[r] = m + log(s), and m, log(s) for the backward
+// Order          core/lanes.h: B lanes, each in column order, then a fixed tree; one thread a row
+// Accuracy       detlogp.testing.logp_error_bound
+// Special cases  core/row.h
+// Source         core/exp.h, core/log.h; vectorised by the compiler, whose lanes are the contract's
 #include "core/exp.h"
 #include "core/log.h"
 #include "core/row.h"

@@ -23,8 +23,8 @@ struct Path {
 // The path in use; chosen once, at the first call, as the widest that the processor supports.
 const Kernels& kernels();
 
-// Selects a path by name ("avx512", "avx2", "portable"), or the widest for "auto". Returns false,
-// and changes nothing, when this processor or this build lacks it. For tests and for comparisons.
+// Selects a path by name ("avx512", "avx2", "portable"), or the widest for "auto". Returns false, and
+// changes nothing, when this processor or this build lacks it. For tests and for comparisons.
 bool select_path(const char* name);
 
 }  // namespace detlogp::cpu

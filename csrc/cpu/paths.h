@@ -1,5 +1,5 @@
-// Declares the kernels of one path for each that this build has. CMake defines DETLOGP_CPU_X86
-// where the AVX2 and AVX-512 paths are built, and DETLOGP_CPU_PATH while it compiles one of them.
+// Declares the kernels of one path for each that this build has. CMake defines DETLOGP_CPU_X86 where
+// the AVX2 and AVX-512 paths are built, and DETLOGP_CPU_PATH while it compiles one of them.
 #pragma once
 
 #include "core/args.h"

@@ -1,5 +1,4 @@
-// Blocks of up to kMaxLanes consecutive columns of a row, contiguous in memory whatever the
-// strides.
+// Blocks of up to kMaxLanes consecutive columns of a row, contiguous in memory whatever the strides.
 #pragma once
 
 #include "core/args.h"

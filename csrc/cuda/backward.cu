@@ -2,7 +2,8 @@
 //
 // Computes       grad_logits = grad_logp (onehot - p) + grad_lse p, p = exp((x - m) - log(s))
 // Order          element by element: no sum
-// Accuracy       |g| (2^-22 + p (V/B + 12) 2^-24) before the rounding to the logits' type
+// Accuracy       detlogp.testing.gradient_error_bound; m and log(s) stay apart, so that a common
+//                offset costs nothing
 // Special cases  a row that is not selected, or whose id is bad, is exactly 0 and is not read
 // Source         d logp = dx[t] - sum_v p[v] dx[v], d lse = sum_v p[v] dx[v]
 #include "core/row.h"

@@ -1,13 +1,12 @@
 // Forward on CUDA.
 //
-// Computes       logp[r] = x[r, t] - m - log(s), lse[r] = m + log(s), and m, log(s) for the
-// backward Order          core/lanes.h: thread k of a block of B is lane k; each warp folds its
-// group of 32
+// Computes       logp[r] = x[r, t] - m - log(s), lse[r] = m + log(s), and m, log(s) for the backward
+// Order          core/lanes.h: thread k of a block of B is lane k; each warp folds its group of 32
 //                lanes, then one warp folds the group results. The max has no order.
-// Accuracy       detlogp.testing.logp_error_bound (CUDA's expf and logf: at most 1 ulp each)
+// Accuracy       detlogp.testing.logp_error_bound (expf: at most 1.94 ulp, measured over every float
+//                in [-87.3, 0] on sm_90, CUDA 13.0; logf: 1 ulp, the CUDA guide's figure)
 // Special cases  core/row.h
-// Source         the order of RL-Kernel's public deterministic logp kernel, which defined it. The
-// sum
+// Source         the order of RL-Kernel's public deterministic logp kernel, which defined it. The sum
 //                is written as plain `+ expf`; nvcc's default contraction fuses expf's last product
 //                (a power of two) with it, which is part of the contract.
 #include "core/row.h"

@@ -106,8 +106,8 @@ def check_out(
     out: Tensor,
     dtype: torch.dtype | None,
     logits: Tensor,
-    ids: Tensor,
-    mask: Tensor | None,
+    token_ids: Tensor,
+    rows: Tensor | None,
     needs_grad: bool,
 ) -> None:
     if not isinstance(out, Tensor):
@@ -124,10 +124,12 @@ def check_out(
         )
     if out.device != logits.device:
         raise ValueError(f"out must be on logits' device, {logits.device}, got {out.device}")
-    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
-        raise ValueError("out must have one element a row, got an expanded tensor (stride 0)")
+    if _overlaps_itself(out):
+        raise ValueError(
+            f"out must have one element a row, got strides {out.stride()} for {_shape(out)}"
+        )
     storage = out.untyped_storage().data_ptr()
-    inputs = (logits, ids) if mask is None else (logits, ids, mask)
+    inputs = (logits, token_ids) if rows is None else (logits, token_ids, rows)
     if storage and any(storage == x.untyped_storage().data_ptr() for x in inputs):
         raise ValueError("out must not share storage with an input")
     if out.requires_grad:
@@ -137,6 +139,17 @@ def check_out(
             "out: a call whose logits require grad cannot write into a buffer yet; "
             "leave out out=, or call under torch.no_grad()"
         )
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements may share memory: some stride lies inside the dimensions below it."""
+    dims = zip(tensor.stride(), tensor.shape, strict=True)
+    reach = 0
+    for stride, size in sorted(dim for dim in dims if dim[1] > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def check_ids_in_range(token_ids: Tensor, mask: Tensor | None, vocab: int) -> None:

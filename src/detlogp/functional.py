@@ -152,7 +152,7 @@ def score(
     if out is not None or on_invalid == "raise":
         _checks.check_tensors(logits, token_ids)
     if out is not None:
-        _checks.check_out(out, dtype, logits, ids, mask, needs_grad)
+        _checks.check_out(out, dtype, logits, token_ids, rows, needs_grad)
     if on_invalid == "raise":
         _checks.check_ids_in_range(ids, mask, logits.shape[-1])
     try:

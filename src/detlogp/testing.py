@@ -1,5 +1,6 @@
 """For tests of detlogp and of other implementations: portable inputs, bits, and error bounds."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -120,13 +121,16 @@ def logp_error_bound(
 ) -> Tensor:
     """Largest |logp - exact| that the locked contract allows for each row, in nats.
 
+    Holds on the CPU and on CUDA: exp may be off by 2 ulp, log by 1.
+
     Args:
-        logits: [..., V], finite or -inf, with at least one finite logit a row.
+        logits: [..., V], as the arithmetic reads them (float64 logits of a float32 call: rounded to
+            float32 first); finite or -inf, with at least one finite logit a row.
         token_ids: [...], int64, in range.
-        dtype: the result's; float64 stands for double arithmetic.
+        dtype: the result's; float64 stands for double arithmetic. The result must not overflow it.
 
     Returns:
-        [...], float64. Holds on the CPU and on CUDA: exp and log may each be off by 1 ulp.
+        [...], float64.
     """
     unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
     vocab = logits.shape[-1]
@@ -136,11 +140,12 @@ def logp_error_bound(
     log_sum = exact.lse - row_max
     gap = (row_max.unsqueeze(-1) - x).nan_to_num(posinf=0.0)
     mean_gap = (reference.probability(logits) * gap).sum(-1)
-    additions = -(-vocab // lanes(vocab)) + 10
-    of_sum = unit * (additions + mean_gap + 2.0) + vocab * 2.0**-126
+    # Rounded additions that a term meets: its lane's (the first is exact) and 9 of the tree's 10.
+    additions = -(-vocab // lanes(vocab)) + 8
+    of_sum = unit * (additions + mean_gap + 4.0) + vocab * 2.0**-126
     of_target = row_max - x.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
     bound = unit * (of_target.abs() + 2.0 * log_sum + exact.logp.abs()) + of_sum
-    # 1%: products of two roundings. float64 also carries the reference's own error.
+    # 1%: products of two roundings.
     bound = 1.01 * bound.nan_to_num(posinf=0.0)
     return bound + rounding_bound(exact.logp.abs() + bound, dtype)
 
@@ -148,19 +153,20 @@ def logp_error_bound(
 def gradient_error_bound(
     probability: Tensor, magnitude: Tensor, gradient: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Largest error of each element of the gradient, absolute.
+    """Largest |gradient - exact| that the locked contract allows for each element.
 
     Args:
-        probability: [..., V], float64.
+        probability: [..., V], float64, exact.
         magnitude: [...], |grad_logp| + |grad_lse|.
-        gradient: [..., V], the exact gradient, for the rounding of half types.
+        gradient: [..., V], the exact gradient, for the rounding to a half type.
         dtype: the logits'; float64 stands for double arithmetic.
     """
     vocab = probability.shape[-1]
     unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
-    steps = vocab / lanes(vocab) + 12
-    per_unit = 4.0 * unit + probability * steps * unit
-    bound = magnitude.double().unsqueeze(-1) * per_unit
+    steps = -(-vocab // lanes(vocab)) + math.log(vocab) + 16
+    per_unit = 1.01 * unit * (4.0 + probability * steps)
+    # Two roundings to a subnormal of the arithmetic's type.
+    bound = magnitude.double().unsqueeze(-1) * per_unit + 2.0**-149
     return bound + rounding_bound(gradient.abs() + bound, dtype)
 
 
