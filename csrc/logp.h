@@ -17,11 +17,11 @@ Tensor logp(
 // logp, lse, row_max and log_sum: for the backward, and for those who asked for the lse.
 std::tuple<Tensor, Tensor, Tensor, Tensor> logp_with_stats(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType dtype,
-    ScalarType compute_dtype, bool nan_for_invalid);
+    ScalarType lse_dtype, ScalarType compute_dtype, bool nan_for_invalid);
 
-// The same with logp in `out`, whose unselected rows keep their values; `dtype` is that of the lse.
+// The same with logp in `out`, whose unselected rows keep their values; with its dtype.
 std::tuple<Tensor, Tensor, Tensor> logp_out(
-    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType dtype,
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType lse_dtype,
     ScalarType compute_dtype, bool nan_for_invalid, Tensor out);
 
 Tensor logp_backward(

@@ -99,6 +99,32 @@ void* per_row_data(const Tensor& values, ScalarType type, const Tensor& logits, 
   return values.data_ptr();
 }
 
+Tensor empty_per_row(const Tensor& logits, ScalarType type) {
+  return empty_on(logits, logits.sizes().data(), logits.dim() - 1, type);
+}
+
+bool is_double(ScalarType compute_dtype) {
+  STD_TORCH_CHECK(
+      compute_dtype == ScalarType::Float || compute_dtype == ScalarType::Double,
+      "detlogp: compute_dtype must be float32 or float64, got ",
+      torch::headeronly::toString(compute_dtype));
+  return compute_dtype == ScalarType::Double;
+}
+
+Operand to_operand(const Tensor& matrix, const Tensor& logits, const char* name) {
+  STD_TORCH_CHECK(
+      matrix.scalar_type() == logits.scalar_type(), "detlogp: ", name, " must have logits' dtype");
+  STD_TORCH_CHECK(same_device(matrix, logits), "detlogp: ", name, " must be on logits' device");
+  const auto sizes = matrix.sizes();
+  const auto expected = logits.sizes();
+  bool fits = sizes.size() == expected.size();
+  for (size_t d = 0; fits && d < sizes.size(); ++d) {
+    fits = sizes[d] == expected[d];
+  }
+  STD_TORCH_CHECK(fits, "detlogp: ", name, " must have logits' shape");
+  return {matrix.data_ptr(), merge_leading_dims(matrix), matrix.stride(matrix.dim() - 1)};
+}
+
 Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask) {
   const int64_t dims = logits.dim();
   STD_TORCH_CHECK(dims >= 1, "detlogp: logits must have at least one dimension, got 0");

@@ -21,6 +21,15 @@ Dtype to_dtype(ScalarType type, const char* name);
 // new_empty goes through the boxed dispatcher, which costs more than our kernels' launch.
 Tensor empty_on(const Tensor& like, const int64_t* sizes, int64_t dims, ScalarType type);
 
+// A new tensor of logits' leading shape.
+Tensor empty_per_row(const Tensor& logits, ScalarType type);
+
+// Whether the arithmetic's type is float64; throws unless it is float32 or float64.
+bool is_double(ScalarType compute_dtype);
+
+// A matrix of logits' shape, type and device.
+Operand to_operand(const Tensor& matrix, const Tensor& logits, const char* name);
+
 // The rows of `logits` [..., V] with `token_ids` and `mask`, both of its leading shape.
 Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask);
 

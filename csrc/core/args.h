@@ -38,8 +38,10 @@ struct Rows {
   DETLOGP_FN bool selected(const Rows& rows, int64_t row) {
     return rows.mask == nullptr || rows.mask[row];
   }
-  DETLOGP_FN bool valid(const Rows& rows, int64_t row) {
-    return static_cast<uint64_t>(rows.token_ids[row]) < static_cast<uint64_t>(rows.vocab);
+  // Selected, and its id is a column. The logits of any other row are not read.
+  DETLOGP_FN bool scored(const Rows& rows, int64_t row) {
+    const auto id = static_cast<uint64_t>(rows.token_ids[row]);
+    return selected(rows, row) && id < static_cast<uint64_t>(rows.vocab);
   }
 };
 
@@ -62,6 +64,53 @@ struct BackwardArgs {
   const void* grad_logp;  // [N] of the accumulation type, or null
   const void* grad_lse;   // [N] of the accumulation type, or null
   void* grad_logits;      // [N, V], contiguous, of the logits' type
+};
+
+// A second [N, V] matrix of the logits' type: a tangent or a cotangent.
+struct Operand {
+  const void* data;
+  RowLayout layout;
+  int64_t column_stride;  // elements
+};
+
+// p[r, v] = exp((x - m) - log(s)); 0 in the rows that are not scored.
+struct ProbabilityArgs {
+  Rows rows;
+  const void* row_max;  // [N] of the accumulation type, as log_sum
+  const void* log_sum;
+  void* probability;  // [N, V], contiguous, of the accumulation type
+};
+
+// sums[r] = sum_v values[r, v]
+struct RowSumArgs {
+  Operand values;  // [N, V] of the accumulation type
+  int64_t count;
+  int64_t vocab;
+  void* sums;  // [N] of the accumulation type
+};
+
+// lse_tangent[r] = sum_v p[r, v] dx[r, v], logp_tangent[r] = dx[r, t] - lse_tangent[r]
+struct TangentArgs {
+  Rows rows;
+  const void* row_max;  // [N] of the accumulation type, as every vector here
+  const void* log_sum;
+  Operand tangent;
+  void* logp_tangent;
+  void* lse_tangent;
+};
+
+// The vjp of BackwardArgs' gradient at the cotangent u: with e[r] = sum_v p[r, v] u[r, v],
+//   grad_logits = (grad_lse - grad_logp) p (u - e), grad_grad_logp = u[r, t] - e, grad_grad_lse = e
+struct SecondOrderArgs {
+  Rows rows;
+  const void* row_max;  // [N] of the accumulation type, as every vector here
+  const void* log_sum;
+  const void* grad_logp;  // or null, as grad_lse
+  const void* grad_lse;
+  Operand cotangent;
+  void* grad_logits;  // [N, V], contiguous, of the logits' type
+  void* grad_grad_logp;
+  void* grad_grad_lse;
 };
 
 }  // namespace detlogp

@@ -51,12 +51,24 @@ DETLOGP_FN void store_skipped_row(const ForwardArgs& args, int64_t row) {
   }
 }
 
+// The number of row `row` in a vector of the accumulation type; 0 where there is no vector.
+template <class Acc>
+DETLOGP_FN Acc per_row(const void* vector, int64_t row) {
+  return vector == nullptr ? Acc(0) : static_cast<const Acc*>(vector)[row];
+}
+
 // grad (onehot - p) + grad_lse p, the product with grad rounded first, then one fused step.
 template <class Acc>
 DETLOGP_FN Acc gradient(bool is_target, Acc p, Acc grad, Acc grad_lse, bool has_lse) {
   const Acc score = (is_target ? Acc(1) : Acc(0)) - p;
   const Acc product = grad * score;
   return has_lse ? fused_multiply_add(grad_lse, p, product) : product;
+}
+
+// c p (u - e), from left to right.
+template <class Acc>
+DETLOGP_FN Acc second_order_element(Acc c, Acc p, Acc u, Acc e) {
+  return (c * p) * (u - e);
 }
 
 }  // namespace detlogp

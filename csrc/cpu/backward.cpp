@@ -33,27 +33,22 @@ template <class T, class Acc>
 void differentiate_row(const BackwardArgs& args, int64_t row) {
   const Rows& rows = args.rows;
   T* output = static_cast<T*>(args.grad_logits) + row * rows.vocab;
-  if (!Rows::selected(rows, row) || !Rows::valid(rows, row)) {
+  if (!Rows::scored(rows, row)) {
     memset(output, 0, static_cast<size_t>(rows.vocab) * sizeof(T));
     return;
   }
-  const auto value = [row](const void* data) {
-    return data == nullptr ? Acc(0) : static_cast<const Acc*>(data)[row];
-  };
   const RowGradient<Acc> g{
-      value(args.row_max), value(args.log_sum), value(args.grad_logp), value(args.grad_lse),
+      per_row<Acc>(args.row_max, row), per_row<Acc>(args.log_sum, row),
+      per_row<Acc>(args.grad_logp, row), per_row<Acc>(args.grad_lse, row),
       args.grad_lse != nullptr};
   RowReader<T> reader;
-  reader.row = row_pointer<T>(rows, row);
-  reader.column_stride = rows.column_stride;
-  for (int64_t column = 0; column < rows.vocab; column += kMaxLanes) {
-    const int64_t left = rows.vocab - column;
-    const int count = left < kMaxLanes ? static_cast<int>(left) : kMaxLanes;
+  open_row(reader, rows, row);
+  for_each_block(rows.vocab, [&](int64_t column, int count) {
     const T* block = RowReader<T>::block(reader, column, count);
     for (int k = 0; k < count; ++k) {
       output[column + k] = element<T, Acc>(g, block[k], false);
     }
-  }
+  });
   // Written once more, so that the loop above has no comparison in it.
   const int64_t target = rows.token_ids[row];
   output[target] = element<T, Acc>(g, reader.row[target * rows.column_stride], true);

@@ -8,11 +8,21 @@
 namespace detlogp::cpu {
 namespace {
 
-#define DETLOGP_KERNELS(path)                                                  \
-  Kernels {                                                                    \
-    #path, path::forward<float>, path::forward<double>, path::backward<float>, \
-        path::backward<double>                                                 \
-  }
+#define DETLOGP_PAIR(name) {name<float>, name<double>}
+#define DETLOGP_KERNELS(path)        \
+  {#path,                            \
+   DETLOGP_PAIR(path::forward),      \
+   DETLOGP_PAIR(path::backward),     \
+   DETLOGP_PAIR(path::second_order), \
+   DETLOGP_PAIR(path::tangent),      \
+   DETLOGP_PAIR(path::probability),  \
+   DETLOGP_PAIR(path::row_sum)}
+
+// Widest first.
+struct Path {
+  const Kernels* kernels;
+  bool (*supported)();
+};
 
 const Kernels portable_kernels = DETLOGP_KERNELS(portable);
 #if defined(DETLOGP_CPU_X86)

@@ -5,19 +5,25 @@
 
 namespace detlogp::cpu {
 
-// Each function handles the rows first <= r < last.
-struct Kernels {
-  const char* name;
-  void (*forward_float)(const ForwardArgs&, int64_t first, int64_t last);
-  void (*forward_double)(const ForwardArgs&, int64_t first, int64_t last);
-  void (*backward_float)(const BackwardArgs&, int64_t first, int64_t last);
-  void (*backward_double)(const BackwardArgs&, int64_t first, int64_t last);
+// Handles the rows first <= r < last.
+template <class Args>
+using Kernel = void (*)(const Args&, int64_t first, int64_t last);
+
+// The same kernel in float32 and in float64 arithmetic.
+template <class Args>
+struct KernelPair {
+  Kernel<Args> in_float;
+  Kernel<Args> in_double;
 };
 
-// Widest first. `supported` asks the processor.
-struct Path {
-  const Kernels* kernels;
-  bool (*supported)();
+struct Kernels {
+  const char* name;
+  KernelPair<ForwardArgs> forward;
+  KernelPair<BackwardArgs> backward;
+  KernelPair<SecondOrderArgs> second_order;
+  KernelPair<TangentArgs> tangent;
+  KernelPair<ProbabilityArgs> probability;
+  KernelPair<RowSumArgs> row_sum;
 };
 
 // The path in use; chosen once, at the first call, as the widest that the processor supports.

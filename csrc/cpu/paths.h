@@ -4,12 +4,18 @@
 
 #include "core/args.h"
 
-#define DETLOGP_DECLARE_PATH(path)                                      \
-  namespace detlogp::cpu::path {                                        \
-  template <class Acc>                                                  \
-  void forward(const ForwardArgs& args, int64_t first, int64_t last);   \
-  template <class Acc>                                                  \
-  void backward(const BackwardArgs& args, int64_t first, int64_t last); \
+#define DETLOGP_DECLARE_KERNEL(name, Args) \
+  template <class Acc>                     \
+  void name(const Args& args, int64_t first, int64_t last);
+
+#define DETLOGP_DECLARE_PATH(path)                      \
+  namespace detlogp::cpu::path {                        \
+  DETLOGP_DECLARE_KERNEL(forward, ForwardArgs)          \
+  DETLOGP_DECLARE_KERNEL(backward, BackwardArgs)        \
+  DETLOGP_DECLARE_KERNEL(second_order, SecondOrderArgs) \
+  DETLOGP_DECLARE_KERNEL(tangent, TangentArgs)          \
+  DETLOGP_DECLARE_KERNEL(probability, ProbabilityArgs)  \
+  DETLOGP_DECLARE_KERNEL(row_sum, RowSumArgs)           \
   }
 
 DETLOGP_DECLARE_PATH(portable)

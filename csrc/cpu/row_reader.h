@@ -24,8 +24,27 @@ struct RowReader {
 };
 
 template <class T>
-DETLOGP_FN const T* row_pointer(const Rows& rows, int64_t row) {
-  return static_cast<const T*>(rows.logits) + RowLayout::offset(rows.layout, row);
+DETLOGP_FN void open_row(RowReader<T>& reader, const Rows& rows, int64_t row) {
+  reader.row = static_cast<const T*>(rows.logits) + RowLayout::offset(rows.layout, row);
+  reader.column_stride = rows.column_stride;
+}
+
+template <class T>
+DETLOGP_FN void open_row(RowReader<T>& reader, const Operand& operand, int64_t row) {
+  reader.row = static_cast<const T*>(operand.data) + RowLayout::offset(operand.layout, row);
+  reader.column_stride = operand.column_stride;
+}
+
+// Calls f(column, count) for consecutive blocks of at most kMaxLanes columns.
+template <class F>
+DETLOGP_FN void for_each_block(int64_t vocab, const F& f) {
+  int64_t column = 0;
+  for (; column + kMaxLanes <= vocab; column += kMaxLanes) {
+    f(column, kMaxLanes);
+  }
+  if (column < vocab) {
+    f(column, static_cast<int>(vocab - column));
+  }
 }
 
 }  // namespace detlogp::cpu

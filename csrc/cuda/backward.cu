@@ -27,16 +27,12 @@ struct RowGradient {
 template <class Acc>
 __device__ RowGradient<Acc> load_row_gradient(const BackwardArgs& args, int64_t row) {
   const Rows& rows = args.rows;
-  const auto value = [row](const void* data) {
-    return data == nullptr ? Acc(0) : static_cast<const Acc*>(data)[row];
-  };
-  const bool scored = Rows::selected(rows, row) && Rows::valid(rows, row);
   return {
-      value(args.row_max),
-      value(args.log_sum),
-      value(args.grad_logp),
-      value(args.grad_lse),
-      scored ? rows.token_ids[row] : -1,
+      per_row<Acc>(args.row_max, row),
+      per_row<Acc>(args.log_sum, row),
+      per_row<Acc>(args.grad_logp, row),
+      per_row<Acc>(args.grad_lse, row),
+      Rows::scored(rows, row) ? rows.token_ids[row] : -1,
       args.grad_lse != nullptr};
 }
 
@@ -139,7 +135,7 @@ __device__ __forceinline__ void differentiate_part(
     zero_elements(output, first, last);
     return;
   }
-  const T* input = static_cast<const T*>(rows.logits) + RowLayout::offset(rows.layout, row);
+  const T* input = row_of<T>(rows, row);
   int64_t done = first;
   if (rows.column_stride == 1 && head < last && is_aligned(input + head)) {
     const int64_t body = part == 0 ? head : first;

@@ -92,21 +92,14 @@ __device__ __forceinline__ double log_of(double x) {
   return log(x);
 }
 
-// The tree of core/lanes.h inside one warp: the result is in lane 0.
-template <class Acc>
-__device__ __forceinline__ Acc fold_warp(Acc value) {
-  for (int offset = kGroup / 2; offset > 0; offset /= 2) {
-    value += __shfl_down_sync(0xffffffffu, value, offset);
-  }
-  return value;
+template <class T>
+__device__ __forceinline__ const T* row_of(const Rows& rows, int64_t row) {
+  return static_cast<const T*>(rows.logits) + RowLayout::offset(rows.layout, row);
 }
 
-template <class Acc>
-__device__ __forceinline__ Acc max_of_warp(Acc value) {
-  for (int offset = kGroup / 2; offset > 0; offset /= 2) {
-    value = larger(value, __shfl_xor_sync(0xffffffffu, value, offset));
-  }
-  return value;
+template <class T>
+__device__ __forceinline__ const T* row_of(const Operand& operand, int64_t row) {
+  return static_cast<const T*>(operand.data) + RowLayout::offset(operand.layout, row);
 }
 
 }  // namespace detlogp::cuda

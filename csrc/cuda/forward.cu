@@ -10,9 +10,8 @@
 //                is written as plain `+ expf`; nvcc's default contraction fuses expf's last product
 //                (a power of two) with it, which is part of the contract.
 #include "core/row.h"
-#include "cuda/device.h"
 #include "cuda/kernels.h"
-#include "cuda/policy.h"
+#include "cuda/lanes.h"
 
 namespace detlogp::cuda {
 namespace {
@@ -53,73 +52,39 @@ __device__ Acc max_of_strided(const T* row, int64_t stride, int64_t vocab, int t
 }
 
 template <class T, class Acc, int B>
-__device__ __forceinline__ Acc
-sum_of_lane(const T* row, int64_t stride, int64_t vocab, Acc row_max) {
-  constexpr int kUnroll = ForwardPolicy::kSumUnroll;
-  Acc sum = 0;
-  int64_t column = threadIdx.x;
-  const T* next = row + column * stride;
-  const int64_t step = B * stride;
-  for (; column + (kUnroll - 1) * B < vocab; column += kUnroll * B) {
-    T loaded[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      loaded[u] = next[u * step];
-    }
-    next += kUnroll * step;
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      sum += exp_of(to_acc<Acc>(loaded[u]) - row_max);
-    }
-  }
-  for (; column < vocab; column += B) {
-    sum += exp_of(to_acc<Acc>(*next) - row_max);
-    next += step;
-  }
-  return sum;
+__device__ __forceinline__ Acc sum_exp(const T* row, int64_t stride, int64_t vocab, Acc row_max) {
+  const auto load = [=](int64_t column) {
+    return row[column * stride];
+  };
+  const auto add = [=](Acc sum, T x) {
+    return sum + exp_of(to_acc<Acc>(x) - row_max);
+  };
+  return sum_of_lane<Acc, ForwardPolicy::kSumUnroll>(vocab, B, load, add);
 }
 
 template <class T, class Acc, int B>
-__device__ void score_row(const ForwardArgs& args, int64_t row) {
-  __shared__ Acc group[kGroup];
+__device__ __forceinline__ void score_row(const ForwardArgs& args, int64_t row) {
+  __shared__ Groups<Acc> groups;
   const Rows& rows = args.rows;
-  if (!Rows::selected(rows, row) || !Rows::valid(rows, row)) {
+  if (!Rows::scored(rows, row)) {
     if (threadIdx.x == 0) {
       store_skipped_row<Acc>(args, row);
     }
     return;
   }
-  const T* logits = static_cast<const T*>(rows.logits) + RowLayout::offset(rows.layout, row);
+  const T* logits = row_of<T>(rows, row);
   const int64_t stride = rows.column_stride;
-  const int lane = threadIdx.x % kGroup;
-  const int warp = threadIdx.x / kGroup;
-
   Acc row_max = stride == 1 ? max_of_contiguous<T, Acc>(logits, rows.vocab, B)
                             : max_of_strided<T, Acc>(logits, stride, rows.vocab, B);
-  row_max = max_of_warp(row_max);
-  if (lane == 0) {
-    group[warp] = row_max;
-  }
-  __syncthreads();
-  row_max = max_of_warp(group[lane % (B / kGroup)]);
-  __syncthreads();
-
+  row_max = max_of_block(row_max, B, groups);
   // The common stride has a copy of its own, in which every column's offset is a constant.
-  Acc sum = stride == 1 ? sum_of_lane<T, Acc, B>(logits, 1, rows.vocab, row_max)
-                        : sum_of_lane<T, Acc, B>(logits, stride, rows.vocab, row_max);
-  sum = fold_warp(sum);
-  if (lane == 0) {
-    group[warp] = sum;
+  Acc sum = stride == 1 ? sum_exp<T, Acc, B>(logits, 1, rows.vocab, row_max)
+                        : sum_exp<T, Acc, B>(logits, stride, rows.vocab, row_max);
+  sum = fold_block(sum, B, groups);
+  if (threadIdx.x == 0) {
+    const Acc target = to_acc<Acc>(logits[rows.token_ids[row] * stride]);
+    store_scored_row(args, row, target, row_max, log_of(sum));
   }
-  __syncthreads();
-  if (warp == 0) {
-    sum = fold_warp(lane < B / kGroup ? group[lane] : Acc(0));
-    if (lane == 0) {
-      const Acc target = to_acc<Acc>(logits[rows.token_ids[row] * stride]);
-      store_scored_row(args, row, target, row_max, log_of(sum));
-    }
-  }
-  __syncthreads();
 }
 
 template <class T, class Acc, int B>
@@ -131,8 +96,7 @@ __global__ void __launch_bounds__(B) forward_kernel(const __grid_constant__ Forw
 
 template <class T, class Acc, int B>
 void launch(const ForwardArgs& args, cudaStream_t stream) {
-  const int64_t blocks = args.rows.count < INT32_MAX ? args.rows.count : INT32_MAX;
-  forward_kernel<T, Acc, B><<<static_cast<unsigned>(blocks), B, 0, stream>>>(args);
+  forward_kernel<T, Acc, B><<<block_count(args.rows.count), B, 0, stream>>>(args);
   check(cudaGetLastError(), "launch of forward_kernel");
 }
 

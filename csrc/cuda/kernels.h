@@ -7,6 +7,10 @@ namespace detlogp::cuda {
 
 void launch_forward(const ForwardArgs& args, bool double_arithmetic, void* stream);
 void launch_backward(const BackwardArgs& args, bool double_arithmetic, void* stream);
+void launch_second_order(const SecondOrderArgs& args, bool double_arithmetic, void* stream);
+void launch_tangent(const TangentArgs& args, bool double_arithmetic, void* stream);
+void launch_probability(const ProbabilityArgs& args, bool double_arithmetic, void* stream);
+void launch_row_sum(const RowSumArgs& args, bool double_arithmetic, void* stream);
 
 // Makes a device current for a scope.
 class DeviceScope {

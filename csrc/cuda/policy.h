@@ -15,4 +15,8 @@ struct BackwardPolicy {
   static constexpr int kBytesPerBlock = 65536;  // of a row's logits
 };
 
+struct MeanPolicy {
+  static constexpr int kUnroll = 8;  // columns of a lane in flight
+};
+
 }  // namespace detlogp::cuda

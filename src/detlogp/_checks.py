@@ -38,7 +38,7 @@ def check_logits_type(logits: Tensor) -> None:
         raise TypeError(f"logits must be a Tensor, got {type(logits).__name__}")
     if logits.dtype not in FLOAT_DTYPES:
         raise TypeError(
-            f"logits must be float16, bfloat16, float32 or float64, got {_name(logits.dtype)}"
+            f"logits must be float16, bfloat16, float32 or float64, got {dtype_name(logits.dtype)}"
         )
 
 
@@ -49,7 +49,7 @@ def to_ids(token_ids: Tensor) -> Tensor:
     if token_ids.dtype is torch.int64:
         return token_ids.contiguous()
     if token_ids.dtype not in INTEGER_DTYPES:
-        raise TypeError(f"token_ids must have an integer dtype, got {_name(token_ids.dtype)}")
+        raise TypeError(f"token_ids must have an integer dtype, got {dtype_name(token_ids.dtype)}")
     return token_ids.to(torch.int64).contiguous()
 
 
@@ -58,7 +58,7 @@ def check_tensors(logits: Tensor, token_ids: Tensor) -> None:
     if logits.dim() == 0:
         raise ValueError("logits must have shape [..., V], got a 0-d tensor")
     if logits.shape[-1] == 0:
-        raise ValueError(f"logits must have at least one column (V >= 1), got {_shape(logits)}")
+        raise ValueError(f"logits must have at least one column (V >= 1), got {shape_text(logits)}")
     if logits.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"logits must be on a CPU or CUDA device, got {logits.device}")
     if token_ids.device != logits.device:
@@ -68,7 +68,7 @@ def check_tensors(logits: Tensor, token_ids: Tensor) -> None:
     if token_ids.shape != logits.shape[:-1]:
         raise ValueError(
             f"token_ids must have logits' leading shape, {tuple(logits.shape[:-1])}, "
-            f"got {_shape(token_ids)}"
+            f"got {shape_text(token_ids)}"
         )
 
 
@@ -83,73 +83,25 @@ def to_mask(rows: Tensor, logits: Tensor) -> Tensor:
         if rows.shape != leading:
             raise ValueError(
                 f"rows, a boolean mask, must have logits' leading shape, {tuple(leading)}, "
-                f"got {_shape(rows)}"
+                f"got {shape_text(rows)}"
             )
         return rows.contiguous()
     if rows.dtype not in INTEGER_DTYPES:
-        raise TypeError(f"rows must have an integer or bool dtype, got {_name(rows.dtype)}")
+        raise TypeError(f"rows must have an integer or bool dtype, got {dtype_name(rows.dtype)}")
     count = leading.numel()
     numbers = rows.to(torch.int64).reshape(-1)
     # One slot more than there are rows takes every number that is out of range.
     numbers = numbers.where((numbers >= 0) & (numbers < count), count)
     mask = torch.zeros(count + 1, dtype=torch.bool, device=logits.device)
-    return mask.index_fill_(0, numbers, True)[:count].view(leading)
+    return mask.index_fill(0, numbers, True)[:count].view(leading)
 
 
 def check_row_indices(row_indices: Tensor) -> None:
     if not isinstance(row_indices, Tensor) or row_indices.dtype not in INTEGER_DTYPES:
-        got = _name(row_indices.dtype) if isinstance(row_indices, Tensor) else type(row_indices)
+        got = (
+            dtype_name(row_indices.dtype) if isinstance(row_indices, Tensor) else type(row_indices)
+        )
         raise TypeError(f"row_indices must be a Tensor of an integer dtype, got {got}")
-
-
-def check_out(
-    out: Tensor,
-    dtype: torch.dtype | None,
-    logits: Tensor,
-    token_ids: Tensor,
-    rows: Tensor | None,
-    needs_grad: bool,
-) -> None:
-    if not isinstance(out, Tensor):
-        raise TypeError(f"out must be a Tensor, got {type(out).__name__}")
-    if out.dtype not in FLOAT_DTYPES:
-        raise TypeError(
-            f"out must be float16, bfloat16, float32 or float64, got {_name(out.dtype)}"
-        )
-    if dtype is not None and dtype != out.dtype:
-        raise ValueError(f"dtype must agree with out, {_name(out.dtype)}, got {_name(dtype)}")
-    if out.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"out must have logits' leading shape, {tuple(logits.shape[:-1])}, got {_shape(out)}"
-        )
-    if out.device != logits.device:
-        raise ValueError(f"out must be on logits' device, {logits.device}, got {out.device}")
-    if _overlaps_itself(out):
-        raise ValueError(
-            f"out must have one element a row, got strides {out.stride()} for {_shape(out)}"
-        )
-    storage = out.untyped_storage().data_ptr()
-    inputs = (logits, token_ids) if rows is None else (logits, token_ids, rows)
-    if storage and any(storage == x.untyped_storage().data_ptr() for x in inputs):
-        raise ValueError("out must not share storage with an input")
-    if out.requires_grad:
-        raise ValueError("out must not require grad; pass out.detach()")
-    if needs_grad:
-        raise NotImplementedError(
-            "out: a call whose logits require grad cannot write into a buffer yet; "
-            "leave out out=, or call under torch.no_grad()"
-        )
-
-
-def _overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements may share memory: some stride lies inside the dimensions below it."""
-    dims = zip(tensor.stride(), tensor.shape, strict=True)
-    reach = 0
-    for stride, size in sorted(dim for dim in dims if dim[1] > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
 
 
 def check_ids_in_range(token_ids: Tensor, mask: Tensor | None, vocab: int) -> None:
@@ -163,9 +115,9 @@ def check_ids_in_range(token_ids: Tensor, mask: Tensor | None, vocab: int) -> No
         raise ValueError(f"token_ids must be in [0, {vocab}), got {value} in row {row}")
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _shape(tensor: Tensor) -> str:
+def shape_text(tensor: Tensor) -> str:
     return f"shape {tuple(tensor.shape)}"

@@ -1,6 +1,6 @@
 """The raw operators know no derivative: on the autograd key they raise instead of returning zeros.
 
-`detlogp.logp` decides about derivatives itself, so it calls the operators inside `below_autograd`.
+`detlogp.logp` decides about derivatives itself, so it calls the operators through `call`.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,25 @@ from torch.autograd import forward_ad
 
 from detlogp import _native
 
-below_autograd = torch._C._AutoDispatchBelowAutograd
-
 _OPERATORS = {
     "logp": _native.logp_op,
     "logp_with_stats": _native.logp_with_stats_op,
     "logp_out": _native.logp_out_op,
     "logp_backward": _native.logp_backward_op,
+    "logp_second_order": _native.logp_second_order_op,
+    "logp_tangent": _native.logp_tangent_op,
+    "probability": _native.probability_op,
+    "row_sum": _native.row_sum_op,
 }
 _autograd = torch.library.Library("detlogp", "IMPL", "Autograd")
+
+
+def call(operator: Callable[..., Any], *args: Any) -> Any:
+    """A raw operator, past the guard. (torch.compile traces the guard, which lets it pass.)"""
+    if torch.compiler.is_compiling():
+        return operator(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*args)
 
 
 def has_tangent(tensor: Tensor) -> bool:
@@ -28,18 +38,21 @@ def has_tangent(tensor: Tensor) -> bool:
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
-def check_plain_call(logits: Tensor) -> None:
-    """Raises where a derivative would be lost: transforms and forward mode are not there yet."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise NotImplementedError(
-            "logits: detlogp.logp does not support torch.func transforms (grad, vjp, jvp, vmap) "
-            "yet; use backward() or torch.autograd.grad"
-        )
-    if has_tangent(logits):
-        raise NotImplementedError(
-            "logits: detlogp.logp does not support forward-mode derivatives (dual tensors) yet; "
-            "use backward() or torch.autograd.grad"
-        )
+def in_transform() -> bool:
+    """Whether a torch.func transform is active. (torch.compile folds this call to a constant.)"""
+    return bool(torch._C._functorch.get_dynamic_layer_stack_depth())
+
+
+def is_transformed(logits: Tensor) -> bool:
+    """Whether a transform is active, or the logits carry a tangent."""
+    if torch.compiler.is_compiling():
+        if in_transform():
+            raise NotImplementedError(
+                "logits: a torch.func transform of detlogp.logp inside a compiled function is not "
+                "supported; compile what is outside the transform, or do not compile"
+            )
+        return False
+    return in_transform() or has_tangent(logits)
 
 
 def _guard(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +65,7 @@ def _guard(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
                     f"torch.ops.detlogp.{name} has no derivative of its own, and an argument "
                     "requires grad or carries a tangent; call detlogp.logp instead"
                 )
-        with below_autograd():
+        with torch._C._AutoDispatchBelowAutograd():
             return operator(*args)
 
     return kernel

@@ -25,6 +25,10 @@ logp_op = torch.ops.detlogp.logp.default
 logp_with_stats_op = torch.ops.detlogp.logp_with_stats.default
 logp_out_op = torch.ops.detlogp.logp_out.default
 logp_backward_op = torch.ops.detlogp.logp_backward.default
+logp_second_order_op = torch.ops.detlogp.logp_second_order.default
+logp_tangent_op = torch.ops.detlogp.logp_tangent.default
+probability_op = torch.ops.detlogp.probability.default
+row_sum_op = torch.ops.detlogp.row_sum.default
 
 
 def _per_row(logits: Tensor, dtype: torch.dtype) -> Tensor:
@@ -50,11 +54,12 @@ def _(
     token_ids: Tensor,
     mask: Tensor | None,
     dtype: torch.dtype,
+    lse_dtype: torch.dtype,
     compute_dtype: torch.dtype,
     nan_for_invalid: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _checks.check_tensors(logits, token_ids)
-    types = (dtype, dtype, compute_dtype, compute_dtype)
+    types = (dtype, lse_dtype, compute_dtype, compute_dtype)
     logp, lse, row_max, log_sum = (_per_row(logits, t) for t in types)
     return logp, lse, row_max, log_sum
 
@@ -64,13 +69,13 @@ def _(
     logits: Tensor,
     token_ids: Tensor,
     mask: Tensor | None,
-    dtype: torch.dtype,
+    lse_dtype: torch.dtype,
     compute_dtype: torch.dtype,
     nan_for_invalid: bool,
     out: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _checks.check_tensors(logits, token_ids)
-    types = (dtype, compute_dtype, compute_dtype)
+    types = (lse_dtype, compute_dtype, compute_dtype)
     lse, row_max, log_sum = (_per_row(logits, t) for t in types)
     return lse, row_max, log_sum
 
@@ -86,6 +91,46 @@ def _(
     grad_lse: Tensor | None,
 ) -> Tensor:
     return logits.new_empty(logits.shape)
+
+
+@torch.library.register_fake("detlogp::logp_second_order")
+def _(
+    logits: Tensor,
+    token_ids: Tensor,
+    mask: Tensor | None,
+    row_max: Tensor,
+    log_sum: Tensor,
+    grad_logp: Tensor | None,
+    grad_lse: Tensor | None,
+    cotangent: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    of_logp, of_lse = (_per_row(logits, row_max.dtype) for _ in range(2))
+    return logits.new_empty(logits.shape), of_logp, of_lse
+
+
+@torch.library.register_fake("detlogp::logp_tangent")
+def _(
+    logits: Tensor,
+    token_ids: Tensor,
+    mask: Tensor | None,
+    row_max: Tensor,
+    log_sum: Tensor,
+    tangent: Tensor,
+) -> tuple[Tensor, Tensor]:
+    of_logp, of_lse = (_per_row(logits, row_max.dtype) for _ in range(2))
+    return of_logp, of_lse
+
+
+@torch.library.register_fake("detlogp::probability")
+def _(
+    logits: Tensor, token_ids: Tensor, mask: Tensor | None, row_max: Tensor, log_sum: Tensor
+) -> Tensor:
+    return logits.new_empty(logits.shape, dtype=row_max.dtype)
+
+
+@torch.library.register_fake("detlogp::row_sum")
+def _(values: Tensor) -> Tensor:
+    return _per_row(values, values.dtype)
 
 
 def build_info() -> dict[str, str]:

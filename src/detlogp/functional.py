@@ -1,14 +1,16 @@
 """The public function."""
 
-from typing import Any, Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from detlogp import _checks
 from detlogp._first_order import FirstOrder
-from detlogp._guards import below_autograd, check_plain_call
-from detlogp._native import logp_op, logp_out_op, logp_with_stats_op
+from detlogp._guards import call, is_transformed
+from detlogp._native import logp_op, logp_with_stats_op
+from detlogp._out import check_out, copy_out, write_out
+from detlogp.primitives.score import Score
 
 
 class LogpResult(NamedTuple):
@@ -141,46 +143,39 @@ def score(
     """`logp`, whose arithmetic's type, float32 or float64, may be stated apart from `dtype`."""
     _checks.check_options(dtype, contract, on_invalid)
     _checks.check_logits_type(logits)
-    check_plain_call(logits)
     ids = _checks.to_ids(token_ids)
     mask = None if rows is None else _checks.to_mask(rows, logits)
     if compute_dtype is None:
         wanted = logits.dtype if dtype is None else dtype
         compute_dtype = torch.float64 if wanted == torch.float64 else torch.float32
-    call = (logits, ids, mask, dtype or compute_dtype, compute_dtype, on_invalid == "nan")
-    needs_grad = logits.requires_grad and torch.is_grad_enabled()
+    transformed = is_transformed(logits)
+    differentiable = transformed or (logits.requires_grad and torch.is_grad_enabled())
     if out is not None or on_invalid == "raise":
         _checks.check_tensors(logits, token_ids)
     if out is not None:
-        _checks.check_out(out, dtype, logits, token_ids, rows, needs_grad)
+        check_out(out, dtype, logits, token_ids, rows)
     if on_invalid == "raise":
         _checks.check_ids_in_range(ids, mask, logits.shape[-1])
+    lse_dtype = dtype or compute_dtype
+    options = (lse_dtype, compute_dtype, on_invalid == "nan")
+    result_dtype = lse_dtype if out is None else out.dtype
     try:
-        if out is not None:
-            return _score_into(out, call, return_lse)
-        if needs_grad:
-            outputs = FirstOrder.apply(*call)  # type: ignore[no-untyped-call]
-            return LogpResult(*outputs) if return_lse else outputs[0]
-        with below_autograd():
-            if not return_lse:
-                value: Tensor = logp_op(*call)
-                return value
-            value, lse, _, _ = logp_with_stats_op(*call)
-            return LogpResult(value, lse)
+        if differentiable:
+            function = Score if transformed else FirstOrder
+            value, lse, *_ = function.apply(  # type: ignore[no-untyped-call]
+                logits, ids, mask, result_dtype, *options
+            )
+            if out is not None:
+                value = copy_out(out, value, mask)
+        elif out is not None:
+            value, lse = write_out(out, logits, ids, mask, *options)
+        elif return_lse:
+            value, lse, _, _ = call(logp_with_stats_op, logits, ids, mask, result_dtype, *options)
+        else:
+            plain: Tensor = call(logp_op, logits, ids, mask, *options)
+            return plain
     except RuntimeError:
         # The operators check everything before they write; this finds the argument to name.
         _checks.check_tensors(logits, token_ids)
         raise
-
-
-def _score_into(out: Tensor, call: tuple[Any, ...], return_lse: bool) -> Tensor | LogpResult:
-    """Writes logp into `out`, of any strides."""
-    buffer = out.contiguous()
-    with below_autograd():
-        lse, _, _ = logp_out_op(*call, buffer)
-    if buffer is out:
-        # So that autograd notices when an earlier value of the buffer was saved for a backward.
-        torch.autograd.graph.increment_version(out)
-    else:
-        out.copy_(buffer)
-    return LogpResult(out, lse) if return_lse else out
+    return LogpResult(value, lse) if return_lse else value

@@ -1,0 +1,77 @@
+// Runs a kernel on the device of a tensor: rows over torch's threads on the CPU, or the current stream.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <cfenv>
+
+#include "cpu/kernels.h"
+#include "cuda/kernels.h"
+#include "tensors.h"
+
+// The launcher of a kernel, or null in a build without CUDA.
+#if defined(DETLOGP_CUDA)
+#define DETLOGP_LAUNCH(name) cuda::launch_##name
+#else
+#define DETLOGP_LAUNCH(name) nullptr
+#endif
+
+namespace detlogp {
+
+// Rounding mode and subnormals as the standard has them, whatever this thread was set to: the bits
+// must not depend on torch.set_flush_denormal, nor on which worker takes a row.
+class DefaultFloatEnvironment {
+ public:
+  DefaultFloatEnvironment() {
+    fegetenv(&saved_);
+    fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatEnvironment() {
+    fesetenv(&saved_);
+  }
+  DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
+  DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
+
+ private:
+  fenv_t saved_;
+};
+
+template <class Args>
+using Launch = void (*)(const Args& args, bool double_arithmetic, void* stream);
+
+template <class Args>
+struct CudaCall {
+  const Args& args;
+  bool double_arithmetic;
+  Launch<Args> launch;
+};
+
+// `count` rows of `vocab` columns.
+template <class Args>
+void run(
+    const Tensor& logits, const Args& args, int64_t count, int64_t vocab, bool double_arithmetic,
+    const cpu::KernelPair<Args>& on_cpu, Launch<Args> launch) {
+  if (count == 0) {
+    return;
+  }
+  if (logits.is_cpu()) {
+    constexpr int64_t kElementsPerTask = 32768;
+    const auto kernel = double_arithmetic ? on_cpu.in_double : on_cpu.in_float;
+    torch::stable::parallel_for(
+        0, count, kElementsPerTask / vocab + 1, [&](int64_t first, int64_t last) {
+          const DefaultFloatEnvironment environment;
+          kernel(args, first, last);
+        });
+    return;
+  }
+  CudaCall<Args> call{args, double_arithmetic, launch};
+  on_cuda_stream(
+      logits,
+      [](void* stream, void* context) {
+        const auto& call = *static_cast<CudaCall<Args>*>(context);
+        call.launch(call.args, call.double_arithmetic, stream);
+      },
+      &call);
+}
+
+}  // namespace detlogp

@@ -1,0 +1,72 @@
+"""What every primitive shares: how rules meet nested transforms, and how vmap folds into the rows.
+
+A primitive is a torch.autograd.Function in the style of torch.func, whose rules are written with
+primitives again. Two things need care.
+
+Forward mode. PyTorch switches forward mode off while a Function's `jvp` runs, so that an outer
+level of a nested jvp would silently see zero. `pushing` switches it on again, and hands out the
+saved tensors without this level's tangent, so that only the outer levels differentiate the rule.
+
+vmap. All tensors of a primitive begin with the leading dimensions of the rows, so a mapped axis
+moves to the front and becomes one more of them: one call for the whole batch. An operand that is
+not mapped is expanded, with stride 0, and not copied.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from detlogp._guards import in_transform
+
+
+class Primitive(torch.autograd.Function):
+    """Base of the primitives: keeps the tensors among `saved`, folds vmap into the rows."""
+
+    generate_vmap_rule = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+            front = [
+                fold(info.batch_size, dim, arg) for dim, arg in zip(in_dims, args, strict=True)
+            ]
+            outputs = cls.apply(*front)  # type: ignore[no-untyped-call]
+            return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
+
+        cls.vmap = staticmethod(vmap)  # type: ignore[method-assign]
+
+
+def fold(batch_size: int, dim: int | None, argument: Any) -> Any:
+    """The mapped axis in front; an operand that is shared is expanded, not copied."""
+    if not isinstance(argument, Tensor):
+        return argument
+    if dim is None:
+        return argument.expand(batch_size, *argument.shape)
+    return argument.movedim(dim, 0)
+
+
+def keep(ctx: Any, *tensors: Tensor | None) -> None:
+    """Saves for both modes; missing gradients and tangents come as None."""
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+    ctx.set_materialize_grads(False)
+
+
+@contextmanager
+def pushing(ctx: Any) -> Iterator[tuple[Any, ...]]:
+    """Inside a jvp rule: the saved tensors, of which the outer levels alone see the tangents."""
+    with forward_ad._set_fwd_grad_enabled(True):
+        yield tuple(
+            forward_ad.unpack_dual(saved).primal if isinstance(saved, Tensor) else saved
+            for saved in ctx.saved_tensors
+        )
+
+
+def is_plain() -> bool:
+    """No derivative is recorded and no transform is active: a fused kernel can serve."""
+    return not torch.is_grad_enabled() and not in_transform()

@@ -1,0 +1,45 @@
+"""score: logp and lse of each row, and the statistics that their derivatives need.
+
+    d logp = dx[t] - sum_v p dx      d lse = sum_v p dx
+
+One level of reverse mode is `gradient`, one of forward mode is `tangent`: the fused kernels.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from detlogp._guards import call
+from detlogp._native import logp_with_stats_op
+from detlogp.primitives._function import Primitive, keep, pushing
+from detlogp.primitives.gradient import gradient
+from detlogp.primitives.rows import Rows
+from detlogp.primitives.tangent import tangent
+
+
+class Score(Primitive):
+    """logits [..., V], token_ids [...], mask [...] or None, options -> logp, lse, m, log(s)."""
+
+    @staticmethod
+    def forward(logits: Tensor, token_ids: Tensor, mask: Tensor | None, *options: Any) -> Any:
+        vectors = (token_ids.contiguous(), None if mask is None else mask.contiguous())
+        return call(logp_with_stats_op, logits, *vectors, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        logits, token_ids, mask, ctx.dtype, ctx.lse_dtype, ctx.compute_dtype, _ = inputs
+        _, _, row_max, log_sum = output
+        ctx.mark_non_differentiable(row_max, log_sum)
+        keep(ctx, logits, token_ids, mask, row_max, log_sum)
+
+    @staticmethod
+    def backward(ctx: Any, grad_logp: Tensor | None, grad_lse: Tensor | None, *_: Any) -> Any:
+        grads = (g if g is None else g.to(ctx.compute_dtype) for g in (grad_logp, grad_lse))
+        grad_logits = gradient(Rows(*ctx.saved_tensors), *grads)
+        return grad_logits, *(None,) * 6
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor, *_: None) -> Any:
+        with pushing(ctx) as saved:
+            of_logp, of_lse = tangent(Rows(*saved), dx)
+            return of_logp.to(ctx.dtype), of_lse.to(ctx.lse_dtype), None, None
