@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import backward
 import forward
+import second_order
 import torch
 from cases import Case, Setup, Work, make_inputs
 from rich.console import Console
@@ -28,13 +29,28 @@ from rich.table import Table
 
 import detlogp
 
-BENCHMARKS = {"forward": forward.VARIANTS, "backward": backward.VARIANTS}
-CUDA_CASES = [
-    Case(4096, 151936, torch.bfloat16),
-    Case(4096, 151936, torch.float32),
-    Case(4096, 32000, torch.bfloat16),
-]
-CPU_CASES = [Case(64, 151936, torch.bfloat16), Case(64, 151936, torch.float32)]
+FIRST_ORDER: dict[str, Mapping[str, Setup]] = {
+    "forward": forward.VARIANTS,
+    "backward": backward.VARIANTS,
+}
+SECOND_ORDER: dict[str, Mapping[str, Setup]] = {
+    "hvp, reverse over reverse": second_order.REVERSE_OVER_REVERSE,
+    "hvp, forward over reverse": second_order.FORWARD_OVER_REVERSE,
+}
+HALF, FLOAT = torch.bfloat16, torch.float32
+JOBS = {
+    "cuda": [
+        (
+            FIRST_ORDER,
+            [Case(4096, 151936, HALF), Case(4096, 151936, FLOAT), Case(4096, 32000, HALF)],
+        ),
+        (SECOND_ORDER, [Case(1024, 151936, HALF), Case(1024, 151936, FLOAT)]),
+    ],
+    "cpu": [
+        (FIRST_ORDER, [Case(64, 151936, HALF), Case(64, 151936, FLOAT)]),
+        (SECOND_ORDER, [Case(16, 151936, HALF), Case(16, 151936, FLOAT)]),
+    ],
+}
 
 
 def timer(call: Callable[[], object], device: str) -> Callable[[], float]:
@@ -73,7 +89,19 @@ def copy_work(device: str) -> Work:
 
 class Measurement(NamedTuple):
     minimum_bytes: int
+    extra_bytes: int | None  # the most that one call allocates at a time, its results included
     times_ms: list[float]
+
+
+def extra_bytes(call: Callable[[], object], device: str) -> int | None:
+    if device == "cpu":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def measure(
@@ -82,8 +110,11 @@ def measure(
     """Variants take turns, on two inputs each in turn, so that none finds its own in the cache."""
     inputs = [make_inputs(case, device) for _ in range(2)]
     works = {name: [setup(case, chosen) for chosen in inputs] for name, setup in setups.items()}
+    result = {
+        name: Measurement(pair[0].minimum_bytes, extra_bytes(pair[0].call, device), [])
+        for name, pair in works.items()
+    }
     timers = {name: [timer(work.call, device) for work in pair] for name, pair in works.items()}
-    result = {name: Measurement(pair[0].minimum_bytes, []) for name, pair in works.items()}
     for turn in range(rounds + 2):
         for name, pair in timers.items():
             elapsed = pair[turn % 2]()
@@ -143,10 +174,14 @@ def run(device: str, rounds: int) -> dict[str, Any]:
     copy_ms = statistics.median([copy_once(work.call) for _ in range(20)][5:])
     copy_gb_s = work.minimum_bytes / copy_ms / 1e6
     rows = []
-    cases = CUDA_CASES if device == "cuda" else CPU_CASES
-    jobs = [(name, case) for case in cases for name in BENCHMARKS]
-    for name, case in track(jobs, description="benchmarks"):
-        for variant, measured in measure(BENCHMARKS[name], case, device, rounds).items():
+    jobs = [
+        (name, setups, case)
+        for benchmarks, cases in JOBS[device]
+        for case in cases
+        for name, setups in benchmarks.items()
+    ]
+    for name, setups, case in track(jobs, description="benchmarks"):
+        for variant, measured in measure(setups, case, device, rounds).items():
             median = statistics.median(measured.times_ms)
             gb_s = measured.minimum_bytes / median / 1e6
             rows.append(
@@ -159,6 +194,7 @@ def run(device: str, rounds: int) -> dict[str, Any]:
                     "high_ms": round(max(measured.times_ms), 4),
                     "gb_s": round(gb_s, 1),
                     "share_of_copy": round(gb_s / copy_gb_s, 3),
+                    "extra_bytes": measured.extra_bytes,
                 }
             )
         if device == "cuda":
@@ -172,9 +208,9 @@ def run(device: str, rounds: int) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     table = Table(title=f"copy {result['copy_gb_s']} GB/s, {result['machine'].get('gpu', 'CPU')}")
-    columns = ["benchmark", "case", "variant", "median_ms", "high_ms", "gb_s", "share_of_copy"]
-    for column in columns:
-        table.add_column(column, justify="right" if column.endswith(("ms", "s", "y")) else "left")
+    columns = ["benchmark", "case", "variant", "median_ms", "gb_s", "share_of_copy", "extra_bytes"]
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number > 2 else "left")
     for row in result["rows"]:
         table.add_row(*(str(row[column]) for column in columns))
     console = Console(width=120)

@@ -122,7 +122,7 @@ Operand to_operand(const Tensor& matrix, const Tensor& logits, const char* name)
     fits = sizes[d] == expected[d];
   }
   STD_TORCH_CHECK(fits, "detlogp: ", name, " must have logits' shape");
-  return {matrix.data_ptr(), merge_leading_dims(matrix), matrix.stride(matrix.dim() - 1)};
+  return {matrix.const_data_ptr(), merge_leading_dims(matrix), matrix.stride(matrix.dim() - 1)};
 }
 
 Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask) {
@@ -135,7 +135,7 @@ Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<
   rows.count = logits.numel() / rows.vocab;
   rows.layout = merge_leading_dims(logits);
   rows.column_stride = logits.stride(dims - 1);
-  rows.logits = logits.data_ptr();
+  rows.logits = logits.const_data_ptr();
   rows.token_ids =
       static_cast<const int64_t*>(per_row_data(token_ids, ScalarType::Long, logits, "token_ids"));
   if (mask.has_value()) {

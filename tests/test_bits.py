@@ -1,7 +1,9 @@
 """A row's value, lse and gradient have the same bits however the row is presented."""
 
+import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -192,25 +194,54 @@ def test_cpu_paths(path: str, vocab: int, dtype: torch.dtype, generator: torch.G
         assert_same_answer(solve(problem), expected)
 
 
-@pytest.mark.parametrize("path", ["auto", "portable"])
-def test_threads_and_float_environment(
-    path: str, dtype: torch.dtype, generator: torch.Generator
-) -> None:
-    """Cases 1 and 2; the last row spans the subnormals that set_flush_denormal would lose."""
+def test_threads(dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Cases 1 and 2."""
     problem = random_problem(ROWS, 5000, dtype, "cpu", generator)
-    problem.logits[-1] = torch.linspace(-110, 0, 5000).to(dtype)
     threads = torch.get_num_threads()
-    with cpu_path(path):
-        expected = solve(problem)
-        try:
-            for count in (1, 2, 3):
-                torch.set_num_threads(count)
-                assert_same_answer(solve(problem), expected)
-            assert torch.set_flush_denormal(True)
+    expected = solve(problem)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
             assert_same_answer(solve(problem), expected)
-        finally:
-            torch.set_flush_denormal(False)
-            torch.set_num_threads(threads)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def float_environment(name: str) -> Iterator[None]:
+    """What a program may have done to this thread: subnormals flushed, or rounding upward."""
+    libm = ctypes.CDLL("libm.so.6")
+    if name == "flush":
+        assert torch.set_flush_denormal(True)
+    else:
+        upward_on_x86 = 0x800
+        assert libm.fesetround(upward_on_x86) == 0
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+        libm.fesetround(0)
+
+
+@pytest.mark.parametrize("name", ["flush", "upward"])
+@pytest.mark.parametrize("path", ["auto", "portable"])
+def test_float_environment(
+    path: str, name: str, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """One thread, so that it is this thread's environment that the kernels meet."""
+    problem = random_problem(3, 5000, dtype, "cpu", generator)
+    lowest = -740 if dtype == torch.float64 else -95
+    problem.logits[-1] = torch.linspace(lowest, 0, 5000, dtype=torch.float64).to(dtype)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with cpu_path(path):
+            expected = solve(problem)
+            with float_environment(name):
+                actual = solve(problem)
+            assert_same_answer(actual, expected)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("rows", [70000, 131073])

@@ -51,11 +51,13 @@ def test_graph_capture_and_no_synchronisation(
     rows = torch.tensor([3, 5, 5, -1, 99], device="cuda")
     leaf = torch.zeros_like(problem.logits).requires_grad_()
 
-    def step() -> tuple[Tensor, Tensor, Tensor]:
+    def step() -> tuple[Tensor, Tensor, Tensor, Tensor]:
         result = detlogp.logp(leaf, problem.token_ids, rows=rows, return_lse=True)
         loss = (result.logp, result.lse)
         grads = (problem.grad_logp, problem.grad_lse)
-        return *loss, torch.autograd.grad(loss, leaf, grads)[0]
+        (gradient,) = torch.autograd.grad(loss, leaf, grads, create_graph=True)
+        (product,) = torch.autograd.grad(gradient, leaf, leaf.detach())
+        return *loss, gradient, product
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -68,13 +70,16 @@ def test_graph_capture_and_no_synchronisation(
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        logp, lse, gradient = step()
+        logp, lse, gradient, product = step()
     with torch.no_grad():
         leaf.copy_(problem.logits)
     graph.replay()
     torch.cuda.synchronize()
     expected = solve(problem, rows=rows)
-    assert_same_answer(type(expected)(logp.detach(), lse.detach(), gradient), expected)
+    parts = (part.detach() for part in (logp, lse, gradient))
+    assert_same_answer(type(expected)(*parts), expected)
+    assert_same_bits(product, step()[3])
+    assert product[3].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

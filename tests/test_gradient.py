@@ -4,6 +4,7 @@ import pytest
 import torch
 from calls import assert_same_answer, random_problem, solve
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import detlogp
 from detlogp import reference
@@ -130,45 +131,13 @@ def test_logits_changed_before_backward(device: str, generator: torch.Generator)
         result.sum().backward()
 
 
-def test_second_derivative_raises(device: str, generator: torch.Generator) -> None:
-    """Case 16: never a second-order term that is silently missing."""
-    leaf, ids = _leaf(2, generator, device)
-    with pytest.raises(NotImplementedError, match="second derivative"):
-        torch.autograd.grad(detlogp.logp(leaf, ids).sum(), leaf, create_graph=True)
-
-
-def test_transforms_raise(device: str, generator: torch.Generator) -> None:
-    """Cases 17 and 18: an error, never zeros, with and without requires_grad."""
-    leaf, ids = _leaf(2, generator, device)
-
-    def total(x: Tensor) -> Tensor:
-        return detlogp.logp(x, ids).sum()
-
-    for logits in (leaf, leaf.detach()):
-        calls = (
-            lambda x: torch.func.grad(total)(x),
-            lambda x: torch.func.vjp(total, x),
-            lambda x: torch.func.jvp(total, (x,), (x,)),
-            lambda x: torch.func.vmap(lambda row: detlogp.logp(row, ids[0]))(x),
-            lambda x: torch.func.jacfwd(total)(x),
-        )
-        for call in calls:
-            with pytest.raises(NotImplementedError, match=r"torch\.func"):
-                call(logits)
-        with torch.autograd.forward_ad.dual_level(), torch.no_grad():
-            dual = torch.autograd.forward_ad.make_dual(logits.detach(), torch.ones_like(logits))
-            with pytest.raises(NotImplementedError, match="forward-mode"):
-                total(dual)
-            total(logits)
-
-
-def test_raw_operators_raise_when_differentiated(device: str, generator: torch.Generator) -> None:
-    leaf, ids = _leaf(2, generator, device)
-    float32 = torch.float32
-    operator = torch.ops.detlogp.logp
-    with pytest.raises(RuntimeError, match="detlogp"):
-        operator(leaf, ids, None, float32, float32, False)
-    with pytest.raises(RuntimeError, match="detlogp"):
-        torch.func.grad(lambda x: operator(x, ids, None, float32, float32, False).sum())(
-            leaf.detach()
-        )
+def test_dual_cotangent(device: str, generator: torch.Generator) -> None:
+    """The tangent of a cotangent passes through the gradient."""
+    leaf, ids = _leaf(3, generator, device)
+    result = detlogp.logp(leaf, ids)
+    tangent = torch.tensor([1.0, -2.0, 0.5], device=device)
+    (expected,) = torch.autograd.grad(result, leaf, tangent, retain_graph=True)
+    with forward_ad.dual_level():
+        cotangent = forward_ad.make_dual(torch.ones(3, device=device), tangent)
+        (gradient,) = torch.autograd.grad(result, leaf, cotangent)
+        torch.testing.assert_close(forward_ad.unpack_dual(gradient).tangent, expected)

@@ -110,13 +110,130 @@ def test_overlapping_buffer(device: str) -> None:
     assert_same_bits(turned, detlogp.logp(logits, ids))
 
 
-def test_no_gradient_yet(device: str) -> None:
-    logits = torch.zeros(4, 9, device=device, requires_grad=True)
-    token_ids = torch.zeros(4, dtype=torch.int64, device=device)
+def test_training(dtype: torch.dtype, device: str, generator: torch.Generator) -> None:
+    """A differentiable call: the buffer's storage is kept, the gradient is that of a new tensor."""
+    problem = random_problem(4, 300, dtype, device, generator)
+    leaf = problem.logits.requires_grad_()
+    rows = torch.tensor([3, 0, 2], device=device)
+    out = torch.full((4,), 7.0, dtype=problem.grad_logp.dtype, device=device)
+    pointer = out.data_ptr()
+    result = detlogp.logp(leaf, problem.token_ids, rows=rows, out=out, return_lse=True)
+    assert result.logp is out
+    assert out.data_ptr() == pointer
+    assert out[1].item() == 7.0
+    plain = detlogp.logp(leaf, problem.token_ids, rows=rows, return_lse=True)
+    assert_same_bits(out[rows].detach(), plain.logp[rows].detach())
+    assert_same_bits(result.lse.detach(), plain.lse.detach())
+    (actual,) = torch.autograd.grad(out, leaf, problem.grad_logp)
+    (expected,) = torch.autograd.grad(plain.logp, leaf, problem.grad_logp)
+    assert_same_bits(actual, expected)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_training_with_another_type(
+    half: torch.dtype, device: str, generator: torch.Generator
+) -> None:
+    problem = random_problem(4, 300, torch.float32, device, generator)
+    leaf = problem.logits.requires_grad_()
+    out = torch.empty(4, dtype=half, device=device)
+    result = detlogp.logp(leaf, problem.token_ids, out=out, return_lse=True)
+    assert result.lse.dtype == torch.float32
+    (actual,) = torch.autograd.grad(out, leaf, problem.grad_logp.to(half))
+    plain = detlogp.logp(leaf, problem.token_ids)
+    assert_same_bits(out.detach(), plain.detach().to(half))
+    seed = problem.grad_logp.to(half).float()
+    assert_same_bits(actual, torch.autograd.grad(plain, leaf, seed)[0])
+
+
+def test_second_order_through_a_buffer(device: str, generator: torch.Generator) -> None:
+    problem = random_problem(3, 40, torch.float64, device, generator)
+    leaf = problem.logits.requires_grad_()
+
+    def penalty(logp: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(logp.square().sum(), leaf, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), leaf)[0]
+
+    out = torch.empty(3, dtype=torch.float64, device=device)
+    actual = penalty(detlogp.logp(leaf, problem.token_ids, out=out))
+    torch.testing.assert_close(actual, penalty(detlogp.logp(leaf, problem.token_ids)))
+
+
+def test_using_the_buffer_again(device: str, generator: torch.Generator) -> None:
+    """Detach it after backward; before, autograd's version check catches the overwritten value."""
+    problem = random_problem(4, 300, torch.float32, device, generator)
+    leaf = problem.logits.requires_grad_()
+    out = torch.empty(4, device=device)
+    loss = detlogp.logp(leaf, problem.token_ids, out=out).square().sum()
+    with pytest.raises(ValueError, match="out must not require grad"):
+        detlogp.logp(leaf, problem.token_ids, out=out)
+    loss.backward()
+    again = out.detach()
+    later = detlogp.logp(leaf, problem.token_ids, out=again).square().sum()
+    detlogp.logp(leaf.detach(), problem.token_ids, out=again.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        later.backward()
+
+
+# ---- under transforms ----------------------------------------------------------------------------
+
+
+def _batch(device: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    problem = random_problem(12, 40, torch.float32, device, generator)
+    return problem.logits.view(3, 4, 40), problem.token_ids[:4]
+
+
+def test_made_inside_a_transform(device: str, generator: torch.Generator) -> None:
+    x, ids = _batch(device, generator)
+
+    def into_buffer(row: Tensor) -> Tensor:
+        return detlogp.logp(row, ids, out=torch.empty_like(row[:, 0])).square().sum()
+
+    def plain(row: Tensor) -> Tensor:
+        return detlogp.logp(row, ids).square().sum()
+
+    for transform in (torch.func.grad, torch.func.hessian, torch.func.jacfwd):
+        torch.testing.assert_close(transform(into_buffer)(x[0]), transform(plain)(x[0]))
+        mapped, expected = (torch.vmap(transform(f))(x) for f in (into_buffer, plain))
+        torch.testing.assert_close(mapped, expected)
+
+
+def test_mapped_by_vmap(device: str, generator: torch.Generator) -> None:
+    x, ids = _batch(device, generator)
+    out = torch.full((3, 4), torch.nan, device=device)
+    pointer = out.data_ptr()
+    torch.vmap(lambda row, buffer: detlogp.logp(row, ids, out=buffer))(x, out)
+    assert out.data_ptr() == pointer
+    assert_same_bits(out, detlogp.logp(x, ids.expand(3, 4)))
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vjp", "vmap", "vmap of grad"])
+def test_captured_from_outside(transform: str, device: str, generator: torch.Generator) -> None:
+    x, ids = _batch(device, generator)
     out = torch.full((4,), 7.0, device=device)
-    with pytest.raises(NotImplementedError, match="out: a call whose logits require grad"):
-        detlogp.logp(logits, token_ids, out=out)
+
+    def write(row: Tensor) -> Tensor:
+        return detlogp.logp(row, ids, out=out).sum()
+
+    calls = {
+        "grad": lambda: torch.func.grad(write)(x[0]),
+        "jvp": lambda: torch.func.jvp(write, (x[0],), (x[0],)),
+        "vjp": lambda: torch.func.vjp(write, x[0]),
+        "vmap": lambda: torch.vmap(write)(x),
+        "vmap of grad": lambda: torch.vmap(torch.func.grad(write))(x),
+    }
+    expected = "mapped axis" if transform == "vmap" else "made inside the transform"
+    with pytest.raises(ValueError, match=f"out must .*{expected}"):
+        calls[transform]()
     assert (out == 7.0).all()
-    with torch.no_grad():
-        detlogp.logp(logits, token_ids, out=out)
-    assert not out.requires_grad
+
+
+def test_shared_by_the_samples_of_vmap(device: str, generator: torch.Generator) -> None:
+    """Made inside, but not mapped: one buffer for all of them."""
+    x, ids = _batch(device, generator)
+
+    def write(row: Tensor) -> Tensor:
+        return detlogp.logp(row, ids, out=torch.empty(4, device=device)).sum()
+
+    for call in (lambda: torch.vmap(write)(x), lambda: torch.vmap(torch.func.grad(write))(x)):
+        with pytest.raises(ValueError, match="out must have a mapped axis"):
+            call()

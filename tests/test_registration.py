@@ -16,17 +16,27 @@ def test_opcheck(dtype: torch.dtype, device: str) -> None:
     logits = torch.randn(2, 3, 50, device=device).to(dtype)
     ids = torch.randint(50, (2, 3), device=device)
     mask = torch.tensor([[True, False, True]] * 2, device=device)
-    out = torch.empty(2, 3, dtype=dtype, device=device)
+    out = torch.empty(2, 3, dtype=torch.bfloat16, device=device)
     row_max, log_sum, grad = torch.randn(3, 2, 3, dtype=compute, device=device)
+    turned = logits.transpose(0, 1)
     ops = torch.ops.detlogp
+    torch.library.opcheck(ops.row_sum.default, (logits.to(compute),))
     for chosen in (None, mask):
-        call = (logits, ids, chosen, dtype, compute, False)
-        torch.library.opcheck(ops.logp.default, call)
-        torch.library.opcheck(ops.logp_with_stats.default, call)
-        torch.library.opcheck(ops.logp_out.default, (*call, out))
+        rows = (logits, ids, chosen)
+        torch.library.opcheck(ops.logp.default, (*rows, dtype, compute, False))
+        torch.library.opcheck(ops.logp_with_stats.default, (*rows, dtype, compute, compute, False))
+        torch.library.opcheck(ops.logp_out.default, (*rows, compute, compute, False, out))
+        stats = (row_max, log_sum)
+        torch.library.opcheck(ops.probability.default, (*rows, *stats))
+        torch.library.opcheck(ops.logp_tangent.default, (*rows, *stats, logits))
         for grads in ((grad, None), (None, grad), (grad, grad)):
-            arguments = (logits, ids, chosen, row_max, log_sum, *grads)
-            torch.library.opcheck(ops.logp_backward.default, arguments)
+            torch.library.opcheck(ops.logp_backward.default, (*rows, *stats, *grads))
+            arguments = (*rows, *stats, *grads, logits)
+            torch.library.opcheck(ops.logp_second_order.default, arguments)
+    vectors = (ids.t().contiguous(), None, row_max.t().contiguous(), log_sum.t().contiguous())
+    torch.library.opcheck(
+        ops.logp_backward.default, (turned, *vectors, grad.t().contiguous(), None)
+    )
 
 
 def test_fake_of_the_public_function() -> None:

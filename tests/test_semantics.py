@@ -61,9 +61,9 @@ def test_rows(dtype: torch.dtype, device: str, generator: torch.Generator) -> No
 
 
 @pytest.mark.parametrize(
-    ("row", "bad"), [([NAN, 1.0, 2.0], False), ([INF, 1.0, 2.0], False), ([NAN, NAN, 1.0], False)]
+    "row", [[NAN, 1.0, 2.0], [INF, 1.0, 2.0], [NAN, NAN, 1.0], [1.0, 2.0, NAN]]
 )
-def test_bad_row(row: list[float], bad: bool, dtype: torch.dtype, device: str) -> None:
+def test_bad_row(row: list[float], dtype: torch.dtype, device: str) -> None:
     for token_id in range(3):
         answer = _solve_row(row, token_id, dtype, device)
         assert answer.logp.isnan()

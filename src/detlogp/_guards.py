@@ -39,8 +39,13 @@ def has_tangent(tensor: Tensor) -> bool:
 
 
 def in_transform() -> bool:
-    """Whether a torch.func transform is active. (torch.compile folds this call to a constant.)"""
-    return bool(torch._C._functorch.get_dynamic_layer_stack_depth())
+    """Whether a torch.func transform is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+# What torch.compiler.assume_constant_result does, without its import of the compiler: a traced call
+# is made while tracing. Dynamo itself guards on the stack of transforms.
+in_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_transformed(logits: Tensor) -> bool:

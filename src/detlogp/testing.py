@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from detlogp import reference
-from detlogp._native import select_cpu_path
+from detlogp._native import build_info, select_cpu_path
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
@@ -105,12 +105,13 @@ def available_cpu_paths() -> list[str]:
 
 @contextmanager
 def cpu_path(name: str) -> Iterator[None]:
-    """Runs the CPU kernels of one instruction set; RuntimeError where the processor lacks it."""
+    """The CPU kernels of one instruction set, in all threads; RuntimeError where there are none."""
+    previous = build_info()["cpu_path"]
     select_cpu_path(name)
     try:
         yield
     finally:
-        select_cpu_path("auto")
+        select_cpu_path(previous)
 
 
 # ---- error bounds: proofs are on the contract page of the documentation --------------------------

@@ -68,5 +68,6 @@ def pushing(ctx: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def is_plain() -> bool:
-    """No derivative is recorded and no transform is active: a fused kernel can serve."""
-    return not torch.is_grad_enabled() and not in_transform()
+    """No derivative is recorded, no transform or dual level is active: a fused kernel serves."""
+    recorded = torch.is_grad_enabled() or forward_ad._current_level >= 0
+    return not recorded and not in_transform()
