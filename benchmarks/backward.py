@@ -29,4 +29,4 @@ def _torch(case: Case, inputs: Inputs) -> Work:
     return _gradient_of(logp, leaf, case, inputs)
 
 
-VARIANTS = {"detlogp": _detlogp, "torch log_softmax + gather": _torch}
+VARIANTS = {"detlogp": _detlogp, "torch": _torch}

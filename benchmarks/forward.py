@@ -21,4 +21,4 @@ def _torch(case: Case, inputs: Inputs) -> Work:
     return Work(call, case.logits_bytes())
 
 
-VARIANTS = {"detlogp": _detlogp, "torch log_softmax + gather": _torch}
+VARIANTS = {"detlogp": _detlogp, "torch": _torch}

@@ -4,7 +4,8 @@
 
 On CUDA a call is captured in a graph and its replay is timed with events; on the CPU, the clock.
 Variants and inputs alternate, inputs are larger than the cache, and the copy bandwidth of the same
-run is the yardstick. Host time is one eager call without grad, the GPU not waited for.
+run is the yardstick. "torch" is log_softmax and gather. Host time is one eager call without grad,
+the GPU not waited for.
 """
 
 import argparse
@@ -123,26 +124,25 @@ def measure(
     return result
 
 
-def _host_us(call: Callable[[], object], device: str) -> float:
-    """Mean time of 50 calls in a row, fewer than the GPU's queue holds."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(50):
-        call()
-    return (time.perf_counter() - start) * 1e6 / 50
-
-
 def host_us(device: str) -> dict[str, float]:
-    """Median time of one eager call without grad."""
-    inputs = make_inputs(Case(64, 1000, torch.bfloat16), device)
+    """Median over batches of 50 eager calls without grad, fewer than the GPU's queue holds."""
     case = Case(64, 1000, torch.bfloat16)
-    result = {}
-    for name, setup in forward.VARIANTS.items():
-        call = setup(case, inputs).call
-        result[name] = statistics.median(_host_us(call, device) for _ in range(60))
-        result[name] = round(result[name], 2)
-    return result
+    inputs = make_inputs(case, device)
+    calls = {name: setup(case, inputs).call for name, setup in forward.VARIANTS.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(300):
+        for name, call in calls.items():
+            if device == "cuda":
+                torch.cuda.synchronize()
+            elapsed_ms = _clock_ms(lambda call=call: _repeat(call, 50))  # type: ignore[misc]
+            if turn >= 100:
+                times[name].append(elapsed_ms * 1e3 / 50)
+    return {name: round(statistics.median(values), 2) for name, values in times.items()}
+
+
+def _repeat(call: Callable[[], object], count: int) -> None:
+    for _ in range(count):
+        call()
 
 
 def current_commit() -> str:

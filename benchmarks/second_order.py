@@ -1,4 +1,4 @@
-"""A Hessian-vector product of sum_r g[r] logp[r], from the logits on: forward, gradient, product."""
+"""A Hessian-vector product of sum_r g[r] logp[r]: forward, gradient and product in one call."""
 
 from collections.abc import Callable
 
@@ -43,9 +43,9 @@ def _forward_over_reverse(logp: Logp, case: Case, inputs: Inputs) -> Work:
 
 REVERSE_OVER_REVERSE = {
     "detlogp": lambda case, inputs: _reverse_over_reverse(detlogp.logp, case, inputs),
-    "torch log_softmax + gather": lambda c, inputs: _reverse_over_reverse(torch_logp, c, inputs),
+    "torch": lambda c, inputs: _reverse_over_reverse(torch_logp, c, inputs),
 }
 FORWARD_OVER_REVERSE = {
     "detlogp": lambda case, inputs: _forward_over_reverse(detlogp.logp, case, inputs),
-    "torch log_softmax + gather": lambda c, inputs: _forward_over_reverse(torch_logp, c, inputs),
+    "torch": lambda c, inputs: _forward_over_reverse(torch_logp, c, inputs),
 }

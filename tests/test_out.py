@@ -1,5 +1,7 @@
 """Results into a supplied buffer: whose storage is kept, and which buffers are refused."""
 
+from typing import Any
+
 import pytest
 import torch
 from calls import random_problem
@@ -191,7 +193,8 @@ def test_made_inside_a_transform(device: str, generator: torch.Generator) -> Non
     def plain(row: Tensor) -> Tensor:
         return detlogp.logp(row, ids).square().sum()
 
-    for transform in (torch.func.grad, torch.func.hessian, torch.func.jacfwd):
+    transforms: tuple[Any, ...] = (torch.func.grad, torch.func.hessian, torch.func.jacfwd)
+    for transform in transforms:
         torch.testing.assert_close(transform(into_buffer)(x[0]), transform(plain)(x[0]))
         mapped, expected = (torch.vmap(transform(f))(x) for f in (into_buffer, plain))
         torch.testing.assert_close(mapped, expected)
@@ -214,7 +217,7 @@ def test_captured_from_outside(transform: str, device: str, generator: torch.Gen
     def write(row: Tensor) -> Tensor:
         return detlogp.logp(row, ids, out=out).sum()
 
-    calls = {
+    calls: dict[str, Any] = {
         "grad": lambda: torch.func.grad(write)(x[0]),
         "jvp": lambda: torch.func.jvp(write, (x[0],), (x[0],)),
         "vjp": lambda: torch.func.vjp(write, x[0]),

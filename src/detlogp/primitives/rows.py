@@ -33,3 +33,10 @@ def widen(rows: Rows, matrix: Tensor) -> Tensor:
     wide = matrix.to(rows.row_max.dtype)
     kept = scored(rows.token_ids, rows.mask, matrix.shape[-1]).unsqueeze(-1)
     return torch.where(kept, wide, torch.zeros((), dtype=wide.dtype, device=wide.device))
+
+
+def difference(rows: Rows, grad_logp: Tensor | None, grad_lse: Tensor | None) -> Tensor:
+    """grad_lse - grad_logp, [...], where a missing one is 0."""
+    if grad_lse is None:
+        return rows.row_max.new_zeros(rows.row_max.shape) if grad_logp is None else -grad_logp
+    return grad_lse if grad_logp is None else grad_lse - grad_logp

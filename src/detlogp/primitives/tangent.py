@@ -19,10 +19,11 @@ from torch import Tensor
 from detlogp._guards import call
 from detlogp._native import logp_tangent_op
 from detlogp.primitives._function import Primitive, keep, pushing
-from detlogp.primitives.gradient import gradient, second_order
+from detlogp.primitives.gradient import gradient
 from detlogp.primitives.probability import centered, probability
 from detlogp.primitives.row_sum import row_sum
 from detlogp.primitives.rows import Rows, widen
+from detlogp.primitives.second_order import second_order
 
 
 class Tangent(Primitive):
