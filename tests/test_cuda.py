@@ -49,7 +49,9 @@ def test_graph_capture_and_no_synchronisation(
 ) -> None:
     problem = random_problem(13, 4097, dtype, "cuda", generator)
     rows = torch.tensor([3, 5, 5, -1, 99], device="cuda")
-    leaf = torch.zeros_like(problem.logits).requires_grad_()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        leaf = torch.zeros_like(problem.logits).requires_grad_()
 
     def step() -> tuple[Tensor, Tensor, Tensor, Tensor]:
         result = detlogp.logp(leaf, problem.token_ids, rows=rows, return_lse=True)
@@ -59,18 +61,17 @@ def test_graph_capture_and_no_synchronisation(
         (product,) = torch.autograd.grad(gradient, leaf, leaf.detach())
         return *loss, gradient, product
 
-    side = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(side):
         step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        logp, lse, gradient, product = step()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        with torch.cuda.graph(graph, stream=side):
+            logp, lse, gradient, product = step()
     with torch.no_grad():
         leaf.copy_(problem.logits)
     graph.replay()
@@ -78,7 +79,10 @@ def test_graph_capture_and_no_synchronisation(
     expected = solve(problem, rows=rows)
     parts = (part.detach() for part in (logp, lse, gradient))
     assert_same_answer(type(expected)(*parts), expected)
-    assert_same_bits(product, step()[3])
+    with torch.cuda.stream(side):
+        again = step()[3]
+    torch.cuda.synchronize()
+    assert_same_bits(product, again)
     assert product[3].any()
 
 

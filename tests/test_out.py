@@ -6,6 +6,7 @@ import pytest
 import torch
 from calls import random_problem
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import detlogp
 from detlogp.testing import assert_same_bits
@@ -174,6 +175,26 @@ def test_using_the_buffer_again(device: str, generator: torch.Generator) -> None
     detlogp.logp(leaf.detach(), problem.token_ids, out=again.detach())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         later.backward()
+
+
+def test_dual_buffer(device: str) -> None:
+    logits = torch.zeros(2, 9, device=device)
+    ids = torch.zeros(2, dtype=torch.int64, device=device)
+    with forward_ad.dual_level():
+        out = forward_ad.make_dual(torch.zeros(2, device=device), torch.ones(2, device=device))
+        with pytest.raises(ValueError, match="out must not carry a tangent"):
+            detlogp.logp(logits, ids, out=out)
+
+
+def test_dual_logits(device: str, generator: torch.Generator) -> None:
+    problem = random_problem(4, 40, torch.float32, device, generator)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(problem.logits, torch.ones_like(problem.logits).cumsum(1))
+        out = torch.empty(4, device=device)
+        detlogp.logp(dual, problem.token_ids, out=out)
+        expected = detlogp.logp(dual, problem.token_ids)
+        for one, other in zip(*map(forward_ad.unpack_dual, (out, expected)), strict=True):
+            assert_same_bits(one, other)
 
 
 # ---- under transforms ----------------------------------------------------------------------------

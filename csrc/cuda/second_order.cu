@@ -12,32 +12,52 @@
 namespace detlogp::cuda {
 namespace {
 
-// This thread's columns; several loads are in flight at a time.
+template <class Acc>
+struct RowCurvature {
+  Acc row_max;
+  Acc log_sum;
+  Acc c;
+  Acc mean;
+};
+
 template <class T, class Acc>
-__device__ __forceinline__ void write_columns(
-    const T* x, int64_t x_stride, const T* u, int64_t u_stride, T* output, int64_t vocab,
-    Acc row_max, Acc log_sum, Acc c, Acc mean) {
-  constexpr int kUnroll = MeanPolicy::kUnroll;
-  const int step = blockDim.x;
-  const auto write = [=](int64_t column, Pair<T> pair) {
-    const Acc p = exp_of((to_acc<Acc>(pair.x) - row_max) - log_sum);
-    output[column] = from_acc<T>(second_order_element(c, p, to_acc<Acc>(pair.w), mean));
-  };
-  int64_t column = threadIdx.x;
-  for (; column + (kUnroll - 1) * step < vocab; column += kUnroll * step) {
-    Pair<T> loaded[kUnroll];
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      loaded[i] = {x[(column + i * step) * x_stride], u[(column + i * step) * u_stride]};
-    }
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      write(column + i * step, loaded[i]);
-    }
+__device__ __forceinline__ T element(const RowCurvature<Acc>& row, T x, T u) {
+  const Acc p = exp_of((to_acc<Acc>(x) - row.row_max) - row.log_sum);
+  return from_acc<T>(second_order_element(row.c, p, to_acc<Acc>(u), row.mean));
+}
+
+// Columns first <= v < last, one at a time.
+template <class T, class Acc>
+__device__ __forceinline__ void write_elements(
+    const RowCurvature<Acc>& row, const T* x, int64_t x_stride, const T* u, int64_t u_stride,
+    T* output, int64_t first, int64_t last) {
+  for (int64_t v = first + threadIdx.x; v < last; v += blockDim.x) {
+    output[v] = element(row, x[v * x_stride], u[v * u_stride]);
   }
-  for (; column < vocab; column += blockDim.x) {
-    write(column, {x[column * x_stride], u[column * u_stride]});
+}
+
+// Columns first <= v < last, 16 bytes at a time; all three pointers are aligned at `first`. Returns
+// the first column that is left.
+template <class T, class Acc>
+__device__ __forceinline__ int64_t write_vectors(
+    const RowCurvature<Acc>& row, const T* x, const T* u, T* output, int64_t first, int64_t last) {
+  constexpr int kSize = Vector<T>::kSize;
+  const auto* logits = reinterpret_cast<const Vector<T>*>(x + first);
+  const auto* cotangent = reinterpret_cast<const Vector<T>*>(u + first);
+  auto* destination = reinterpret_cast<Vector<T>*>(output + first);
+  const int count = static_cast<int>((last - first) / kSize);
+#pragma unroll 2
+  for (int v = threadIdx.x; v < count; v += blockDim.x) {
+    const Vector<T> some_logits = logits[v];
+    const Vector<T> some_cotangent = cotangent[v];
+    Vector<T> result;
+#pragma unroll
+    for (int e = 0; e < kSize; ++e) {
+      result.element[e] = element(row, some_logits.element[e], some_cotangent.element[e]);
+    }
+    destination[v] = result;
   }
+  return first + static_cast<int64_t>(count) * kSize;
 }
 
 template <class T, class Acc>
@@ -61,15 +81,19 @@ __device__ __forceinline__ void differentiate_row(const SecondOrderArgs& args, i
   const Acc log_sum = per_row<Acc>(args.log_sum, row);
   const Acc c = per_row<Acc>(args.grad_lse, row) - per_row<Acc>(args.grad_logp, row);
   const Acc mean = mean_of_row<T, Acc>(rows, args.cotangent, row, row_max, log_sum, groups);
+  const RowCurvature<Acc> curvature{row_max, log_sum, c, mean};
   const T* x = row_of<T>(rows, row);
   const T* u = row_of<T>(args.cotangent, row);
   const int64_t x_stride = rows.column_stride;
   const int64_t u_stride = args.cotangent.column_stride;
-  if (x_stride == 1 && u_stride == 1) {
-    write_columns<T, Acc>(x, 1, u, 1, output, rows.vocab, row_max, log_sum, c, mean);
-  } else {
-    write_columns<T, Acc>(x, x_stride, u, u_stride, output, rows.vocab, row_max, log_sum, c, mean);
+  const int64_t head = elements_to_boundary(output);
+  int64_t done = 0;
+  if (x_stride == 1 && u_stride == 1 && head < rows.vocab && is_aligned(x + head) &&
+      is_aligned(u + head)) {
+    write_elements(curvature, x, 1, u, 1, output, 0, head);
+    done = write_vectors(curvature, x, u, output, head, rows.vocab);
   }
+  write_elements(curvature, x, x_stride, u, u_stride, output, done, rows.vocab);
   if (threadIdx.x == 0) {
     grad_grad_logp[row] = to_acc<Acc>(u[rows.token_ids[row] * u_stride]) - mean;
     grad_grad_lse[row] = mean;

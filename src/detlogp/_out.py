@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from detlogp._checks import FLOAT_DTYPES, dtype_name, shape_text
-from detlogp._guards import call, in_transform
+from detlogp._guards import call, has_tangent, in_transform
 from detlogp._native import logp_out_op
 
 _SHARED = "out must have a mapped axis of the vmap that writes it, got one buffer for all samples"
@@ -21,6 +21,8 @@ def check_out(
     token_ids: Tensor,
     rows: Tensor | None,
 ) -> None:
+    if torch.compiler.is_compiling():
+        raise NotImplementedError("out: a buffer is not supported inside a compiled function")
     if not isinstance(out, Tensor):
         raise TypeError(f"out must be a Tensor, got {type(out).__name__}")
     if out.dtype not in FLOAT_DTYPES:
@@ -48,6 +50,8 @@ def check_out(
     _check_transform(out)
     if out.requires_grad:
         raise ValueError("out must not require grad; pass out.detach()")
+    if has_tangent(out):
+        raise ValueError("out must not carry a tangent; pass its primal")
 
 
 def write_out(

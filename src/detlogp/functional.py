@@ -92,8 +92,9 @@ def logp(
             boolean mask of shape [...]. The result keeps the full shape; a row that is not
             selected is not read, and has logp 0, lse -inf and gradient 0. Default: all rows.
         out: [...], a buffer of any supported dtype that receives logp; its storage is kept, and
-            its unselected rows keep their values. It sets the rounding of the result alone. Not yet
-            differentiable.
+            its unselected rows keep their values. It sets the rounding of the result alone. In
+            training it joins the graph; under a transform it must be made inside, or mapped by
+            vmap. Refused: one that requires grad, overlaps itself or shares memory with an input.
         dtype: float64 asks for arithmetic and a result in double precision; float32, float16 and
             bfloat16 for float32 arithmetic and one rounding (float64 logits are then rounded to
             float32 first). Default: double arithmetic for float64 logits, float32 otherwise, and a
@@ -105,14 +106,15 @@ def logp(
             synchronisation of the device. Nothing else synchronises.
 
     Returns:
-        logp [...], in nats, or LogpResult(logp, lse). Differentiable once, by backward() or
-        torch.autograd.grad; the gradient has logits' dtype.
+        logp [...], in nats, or LogpResult(logp, lse). Both are differentiable to every order, in
+        reverse and forward mode and under every torch.func transform; gradients have logits'
+        dtype. First-order training runs one fused kernel and keeps no [N, V] tensor.
 
     Raises:
         TypeError: a dtype that is not supported.
-        ValueError: a shape, device or choice that does not fit; with on_invalid="raise", a bad id.
-        NotImplementedError: a second derivative, forward mode, a torch.func transform, or `out`
-            with logits that require grad.
+        ValueError: a shape, device, buffer or choice that does not fit; with on_invalid="raise", a
+            bad id.
+        NotImplementedError: inside torch.compile, a torch.func transform or `out`.
 
     Source: the locked contract is the order of RL-Kernel's public deterministic logp kernel.
     """
