@@ -23,8 +23,9 @@ CONTRACTS = ("locked",)
 def check_options(dtype: torch.dtype | None, contract: str, on_invalid: str) -> None:
     if dtype is not None and dtype not in FLOAT_DTYPES:
         raise TypeError(f"dtype must be float16, bfloat16, float32, float64 or None, got {dtype!r}")
-    check_choice("contract", contract, CONTRACTS)
-    check_choice("on_invalid", on_invalid, ON_INVALID)
+    if contract not in CONTRACTS or on_invalid not in ON_INVALID:
+        check_choice("contract", contract, CONTRACTS)
+        check_choice("on_invalid", on_invalid, ON_INVALID)
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

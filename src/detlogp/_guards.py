@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from detlogp import _native
 
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_active_transform = torch._C._functorch.peek_interpreter_stack
 _OPERATORS = {
     "logp": _native.logp_op,
     "logp_with_stats": _native.logp_with_stats_op,
@@ -25,12 +28,12 @@ _OPERATORS = {
 _autograd = torch.library.Library("detlogp", "IMPL", "Autograd")
 
 
-def call(operator: Callable[..., Any], *args: Any) -> Any:
+def call(operator: torch._ops.OpOverload[..., Any], *args: Any) -> Any:
     """A raw operator, past the guard. (torch.compile traces the guard, which lets it pass.)"""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return operator(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator(*args)
+    with _BelowAutograd():
+        return operator._op(*args)  # what __call__ does, without a frame of Python
 
 
 def has_tangent(tensor: Tensor) -> bool:
@@ -40,7 +43,7 @@ def has_tangent(tensor: Tensor) -> bool:
 
 def in_transform() -> bool:
     """Whether a torch.func transform is active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return _active_transform() is not None
 
 
 # What torch.compiler.assume_constant_result does, without its import of the compiler: a traced call
@@ -50,7 +53,7 @@ in_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def is_transformed(logits: Tensor) -> bool:
     """Whether a transform is active, or the logits carry a tangent."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         if in_transform():
             raise NotImplementedError(
                 "logits: a torch.func transform of detlogp.logp inside a compiled function is not "
@@ -70,7 +73,7 @@ def _guard(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
                     f"torch.ops.detlogp.{name} has no derivative of its own, and an argument "
                     "requires grad or carries a tangent; call detlogp.logp instead"
                 )
-        with torch._C._AutoDispatchBelowAutograd():
+        with _BelowAutograd():
             return operator(*args)
 
     return kernel

@@ -118,22 +118,13 @@ def logp(
 
     Source: the locked contract is the order of RL-Kernel's public deterministic logp kernel.
     """
-    return score(
-        logits,
-        token_ids,
-        rows=rows,
-        out=out,
-        dtype=dtype,
-        contract=contract,
-        return_lse=return_lse,
-        on_invalid=on_invalid,
-    )
+    # By position: every eager call pays for this line.
+    return score(logits, token_ids, None, rows, out, dtype, contract, return_lse, on_invalid)
 
 
 def score(
     logits: Tensor,
     token_ids: Tensor,
-    *,
     compute_dtype: torch.dtype | None = None,
     rows: Tensor | None = None,
     out: Tensor | None = None,
@@ -152,12 +143,12 @@ def score(
         compute_dtype = torch.float64 if wanted == torch.float64 else torch.float32
     transformed = is_transformed(logits)
     differentiable = transformed or (logits.requires_grad and torch.is_grad_enabled())
-    if out is not None or on_invalid == "raise":
-        _checks.check_tensors(logits, token_ids)
-    if out is not None:
-        check_out(out, dtype, logits, token_ids, rows)
     if on_invalid == "raise":
+        _checks.check_tensors(logits, token_ids)
         _checks.check_ids_in_range(ids, mask, logits.shape[-1])
+    if out is not None:
+        _checks.check_tensors(logits, token_ids)
+        check_out(out, dtype, logits, token_ids, rows)
     lse_dtype = dtype or compute_dtype
     options = (lse_dtype, compute_dtype, on_invalid == "nan")
     result_dtype = lse_dtype if out is None else out.dtype
