@@ -21,10 +21,11 @@ struct Stats {
 };
 
 Stats allocate_stats(
-    const Tensor& logits, ScalarType dtype, ScalarType compute_dtype, ForwardArgs& args) {
-  args.lse_type = to_dtype(dtype, "dtype");
+    const Tensor& logits, int64_t lse_dtype, bool double_arithmetic, ForwardArgs& args) {
+  args.lse_type = checked_dtype(lse_dtype, "lse_dtype");
+  const ScalarType compute_dtype = double_arithmetic ? ScalarType::Double : ScalarType::Float;
   Stats stats{
-      empty_per_row(logits, dtype), empty_per_row(logits, compute_dtype),
+      empty_per_row(logits, scalar_type(args.lse_type)), empty_per_row(logits, compute_dtype),
       empty_per_row(logits, compute_dtype)};
   args.lse = stats.lse.data_ptr();
   args.row_max = stats.row_max.data_ptr();
@@ -35,12 +36,11 @@ Stats allocate_stats(
 }  // namespace
 
 Tensor logp(
-    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType dtype,
-    ScalarType compute_dtype, bool nan_for_invalid) {
-  const bool double_arithmetic = is_double(compute_dtype);
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t dtype,
+    bool double_arithmetic, bool nan_for_invalid) {
   ForwardArgs args = to_forward_args(logits, token_ids, mask, nan_for_invalid);
-  args.logp_type = to_dtype(dtype, "dtype");
-  Tensor result = empty_per_row(logits, dtype);
+  args.logp_type = checked_dtype(dtype, "dtype");
+  Tensor result = empty_per_row(logits, scalar_type(args.logp_type));
   args.logp = result.data_ptr();
   run(logits, args, args.rows.count, args.rows.vocab, double_arithmetic, cpu::kernels().forward,
       DETLOGP_LAUNCH(forward));
@@ -48,28 +48,26 @@ Tensor logp(
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> logp_with_stats(
-    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType dtype,
-    ScalarType lse_dtype, ScalarType compute_dtype, bool nan_for_invalid) {
-  const bool double_arithmetic = is_double(compute_dtype);
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t dtype, int64_t lse_dtype,
+    bool double_arithmetic, bool nan_for_invalid) {
   ForwardArgs args = to_forward_args(logits, token_ids, mask, nan_for_invalid);
-  args.logp_type = to_dtype(dtype, "dtype");
-  Tensor result = empty_per_row(logits, dtype);
+  args.logp_type = checked_dtype(dtype, "dtype");
+  Tensor result = empty_per_row(logits, scalar_type(args.logp_type));
   args.logp = result.data_ptr();
-  Stats stats = allocate_stats(logits, lse_dtype, compute_dtype, args);
+  Stats stats = allocate_stats(logits, lse_dtype, double_arithmetic, args);
   run(logits, args, args.rows.count, args.rows.vocab, double_arithmetic, cpu::kernels().forward,
       DETLOGP_LAUNCH(forward));
   return {result, stats.lse, stats.row_max, stats.log_sum};
 }
 
 std::tuple<Tensor, Tensor, Tensor> logp_out(
-    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, ScalarType lse_dtype,
-    ScalarType compute_dtype, bool nan_for_invalid, Tensor out) {
-  const bool double_arithmetic = is_double(compute_dtype);
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t lse_dtype,
+    bool double_arithmetic, bool nan_for_invalid, Tensor out) {
   ForwardArgs args = to_forward_args(logits, token_ids, mask, nan_for_invalid);
   args.keep_unselected = true;
   args.logp_type = to_dtype(out.scalar_type(), "out");
   args.logp = per_row_data(out, out.scalar_type(), logits, "out");
-  Stats stats = allocate_stats(logits, lse_dtype, compute_dtype, args);
+  Stats stats = allocate_stats(logits, lse_dtype, double_arithmetic, args);
   run(logits, args, args.rows.count, args.rows.vocab, double_arithmetic, cpu::kernels().forward,
       DETLOGP_LAUNCH(forward));
   return {stats.lse, stats.row_max, stats.log_sum};

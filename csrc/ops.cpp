@@ -6,16 +6,15 @@
 
 STABLE_TORCH_LIBRARY(detlogp, m) {
   m.def(
-      "logp(Tensor logits, Tensor token_ids, Tensor? mask, ScalarType dtype, ScalarType "
-      "compute_dtype,"
+      "logp(Tensor logits, Tensor token_ids, Tensor? mask, int dtype, bool double_arithmetic,"
       " bool nan_for_invalid) -> Tensor");
   m.def(
-      "logp_with_stats(Tensor logits, Tensor token_ids, Tensor? mask, ScalarType dtype,"
-      " ScalarType lse_dtype, ScalarType compute_dtype, bool nan_for_invalid)"
+      "logp_with_stats(Tensor logits, Tensor token_ids, Tensor? mask, int dtype,"
+      " int lse_dtype, bool double_arithmetic, bool nan_for_invalid)"
       " -> (Tensor logp, Tensor lse, Tensor row_max, Tensor log_sum)");
   m.def(
-      "logp_out(Tensor logits, Tensor token_ids, Tensor? mask, ScalarType lse_dtype,"
-      " ScalarType compute_dtype, bool nan_for_invalid, Tensor(a!) out)"
+      "logp_out(Tensor logits, Tensor token_ids, Tensor? mask, int lse_dtype,"
+      " bool double_arithmetic, bool nan_for_invalid, Tensor(a!) out)"
       " -> (Tensor lse, Tensor row_max, Tensor log_sum)");
   m.def(
       "logp_backward(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max, Tensor log_sum,"

@@ -27,6 +27,19 @@ Dtype to_dtype(ScalarType type, const char* name) {
   }
 }
 
+Dtype checked_dtype(int64_t number, const char* name) {
+  STD_TORCH_CHECK(
+      number >= 0 && number <= static_cast<int>(Dtype::float64), "detlogp: ", name,
+      " must be the number of a dtype, 0 to 3, got ", number);
+  return static_cast<Dtype>(number);
+}
+
+ScalarType scalar_type(Dtype type) {
+  constexpr ScalarType types[] = {
+      ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double};
+  return types[static_cast<int>(type)];
+}
+
 Tensor empty_on(const Tensor& like, const int64_t* sizes, int64_t dims, ScalarType type) {
   constexpr int64_t kMaxDims = 64;
   STD_TORCH_CHECK(dims <= kMaxDims, "detlogp: at most 64 dimensions, got ", dims);

@@ -17,6 +17,10 @@ using torch::stable::Tensor;
 // Throws unless the type is one of float16, bfloat16, float32 and float64; `name` is for the message.
 Dtype to_dtype(ScalarType type, const char* name);
 
+// The type of a number that an operator was given, and the type that PyTorch knows it by.
+Dtype checked_dtype(int64_t number, const char* name);
+ScalarType scalar_type(Dtype type);
+
 // A new contiguous tensor on the device of `like`. Calls the allocator directly: torch::stable's own
 // new_empty goes through the boxed dispatcher, which costs more than our kernels' launch.
 Tensor empty_on(const Tensor& like, const int64_t* sizes, int64_t dims, ScalarType type);

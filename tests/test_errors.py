@@ -61,7 +61,7 @@ def test_too_many_leading_dimensions() -> None:
 def test_raw_operators_check_their_arguments() -> None:
     """Whoever calls them directly gets an error, never a read out of bounds."""
     operator = torch.ops.detlogp.logp
-    flags = (torch.float32, torch.float32, False)
+    flags = (2, False, False)
     for logits, ids, mask, message in (
         (X, IDS[:2], None, "token_ids must have logits' leading shape"),
         (X, IDS.int(), None, "token_ids must be Long"),
@@ -71,7 +71,7 @@ def test_raw_operators_check_their_arguments() -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             operator(logits, ids, mask, *flags)
-    with pytest.raises(RuntimeError, match="compute_dtype must be float32 or float64"):
-        operator(X, IDS, None, torch.float32, torch.float16, False)
+    with pytest.raises(RuntimeError, match="dtype must be the number of a dtype, 0 to 3, got 4"):
+        operator(X, IDS, None, 4, False, False)
     with pytest.raises(RuntimeError, match="CPU path"):
         torch.ops.detlogp.select_cpu_path("sse9")

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from test_accuracy import exp_through_gradient
 
-from detlogp._native import logp_with_stats_op, row_sum_op
+from detlogp._native import DTYPE_NUMBERS, logp_with_stats_op, row_sum_op
 from detlogp.testing import assert_same_bits, available_cpu_paths, cpu_path
 
 VOCABS = [1, 33, 127, 128, 129, 257, 4095, 4096, 4097, 9000, 50257]
@@ -52,10 +52,9 @@ def test_forward(vocab: int, path: str, generator: torch.Generator) -> None:
     x = torch.rand(16, vocab, generator=generator) * -2 - np.log(vocab) - 0.1
     x[:, vocab // 2] = 0.0  # the row's max: x - m is x
     ids = torch.zeros(16, dtype=torch.int64)
-    float32 = torch.float32
     with cpu_path(path):
         terms = exp_through_gradient(x).numpy()
-        log_sum = logp_with_stats_op(x, ids, None, float32, float32, float32, False)[3]
+        log_sum = logp_with_stats_op(x, ids, None, 2, 2, False, False)[3]
     sums = np.array([locked_sum(row) for row in terms])
     expected = np.log(sums.astype(np.float64)).astype(np.float32)
     assert_same_bits(log_sum, torch.from_numpy(expected))
@@ -69,7 +68,8 @@ def test_exp_and_log_have_one_value_on_every_path(
     x = -750 * torch.rand(20000, dtype=compute, generator=generator) ** 3
     pairs = torch.stack([torch.zeros_like(x), x / 10], 1)
     ids = torch.zeros(len(x), dtype=torch.int64)
-    call = (pairs, ids, None, compute, compute, compute, False)
+    number = DTYPE_NUMBERS[compute]
+    call = (pairs, ids, None, number, number, compute == torch.float64, False)
     with cpu_path("portable"):
         e, log = exp_through_gradient(x), logp_with_stats_op(*call)[3]
     with cpu_path(path):

@@ -7,12 +7,15 @@ from pathlib import Path
 import torch
 
 import detlogp
+from detlogp._native import DTYPE_NUMBERS
 
 LIBRARY = Path(detlogp.__file__).with_name("libdetlogp.so")
 
 
 def test_opcheck(dtype: torch.dtype, device: str) -> None:
     compute = torch.float64 if dtype == torch.float64 else torch.float32
+    number = DTYPE_NUMBERS[dtype]
+    options = (number, compute == torch.float64, False)
     logits = torch.randn(2, 3, 50, device=device).to(dtype)
     ids = torch.randint(50, (2, 3), device=device)
     mask = torch.tensor([[True, False, True]] * 2, device=device)
@@ -23,9 +26,9 @@ def test_opcheck(dtype: torch.dtype, device: str) -> None:
     torch.library.opcheck(ops.row_sum.default, (logits.to(compute),))
     for chosen in (None, mask):
         rows = (logits, ids, chosen)
-        torch.library.opcheck(ops.logp.default, (*rows, dtype, compute, False))
-        torch.library.opcheck(ops.logp_with_stats.default, (*rows, dtype, compute, compute, False))
-        torch.library.opcheck(ops.logp_out.default, (*rows, compute, compute, False, out))
+        torch.library.opcheck(ops.logp.default, (*rows, *options))
+        torch.library.opcheck(ops.logp_with_stats.default, (*rows, number, *options))
+        torch.library.opcheck(ops.logp_out.default, (*rows, *options, out))
         stats = (row_max, log_sum)
         torch.library.opcheck(ops.probability.default, (*rows, *stats))
         torch.library.opcheck(ops.logp_tangent.default, (*rows, *stats, logits))

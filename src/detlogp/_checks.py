@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+# In the order of csrc/core/dtype.h.
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGER_DTYPES = frozenset(
     (

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from detlogp import _checks
+from detlogp._checks import FLOAT_DTYPES
 
 _LIBRARY = Path(__file__).with_name("libdetlogp.so")
 
@@ -31,8 +32,17 @@ probability_op = torch.ops.detlogp.probability.default
 row_sum_op = torch.ops.detlogp.row_sum.default
 
 
+# How the operators are told a dtype: a number, which is cheaper to pass than a torch.dtype.
+DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(FLOAT_DTYPES)}
+
+
 def _per_row(logits: Tensor, dtype: torch.dtype) -> Tensor:
     return logits.new_empty(logits.shape[:-1], dtype=dtype)
+
+
+def _stats(logits: Tensor, lse_dtype: int, double_arithmetic: bool) -> list[Tensor]:
+    compute_dtype = torch.float64 if double_arithmetic else torch.float32
+    return [_per_row(logits, t) for t in (FLOAT_DTYPES[lse_dtype], compute_dtype, compute_dtype)]
 
 
 @torch.library.register_fake("detlogp::logp")
@@ -40,12 +50,12 @@ def _(
     logits: Tensor,
     token_ids: Tensor,
     mask: Tensor | None,
-    dtype: torch.dtype,
-    compute_dtype: torch.dtype,
+    dtype: int,
+    double_arithmetic: bool,
     nan_for_invalid: bool,
 ) -> Tensor:
     _checks.check_tensors(logits, token_ids)
-    return _per_row(logits, dtype)
+    return _per_row(logits, FLOAT_DTYPES[dtype])
 
 
 @torch.library.register_fake("detlogp::logp_with_stats")
@@ -53,15 +63,14 @@ def _(
     logits: Tensor,
     token_ids: Tensor,
     mask: Tensor | None,
-    dtype: torch.dtype,
-    lse_dtype: torch.dtype,
-    compute_dtype: torch.dtype,
+    dtype: int,
+    lse_dtype: int,
+    double_arithmetic: bool,
     nan_for_invalid: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _checks.check_tensors(logits, token_ids)
-    types = (dtype, lse_dtype, compute_dtype, compute_dtype)
-    logp, lse, row_max, log_sum = (_per_row(logits, t) for t in types)
-    return logp, lse, row_max, log_sum
+    lse, row_max, log_sum = _stats(logits, lse_dtype, double_arithmetic)
+    return _per_row(logits, FLOAT_DTYPES[dtype]), lse, row_max, log_sum
 
 
 @torch.library.register_fake("detlogp::logp_out")
@@ -69,14 +78,13 @@ def _(
     logits: Tensor,
     token_ids: Tensor,
     mask: Tensor | None,
-    lse_dtype: torch.dtype,
-    compute_dtype: torch.dtype,
+    lse_dtype: int,
+    double_arithmetic: bool,
     nan_for_invalid: bool,
     out: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _checks.check_tensors(logits, token_ids)
-    types = (lse_dtype, compute_dtype, compute_dtype)
-    lse, row_max, log_sum = (_per_row(logits, t) for t in types)
+    lse, row_max, log_sum = _stats(logits, lse_dtype, double_arithmetic)
     return lse, row_max, log_sum
 
 

@@ -59,14 +59,11 @@ def write_out(
     logits: Tensor,
     token_ids: Tensor,
     mask: Tensor | None,
-    lse_dtype: torch.dtype,
-    compute_dtype: torch.dtype,
-    nan_for_invalid: bool,
+    *options: int,
 ) -> tuple[Tensor, Tensor]:
     """Writes logp into `out`, of any strides; returns it, and the lse."""
     buffer = out.contiguous()
-    arguments = (logits, token_ids, mask, lse_dtype, compute_dtype, nan_for_invalid)
-    lse, _, _ = call(logp_out_op, *arguments, buffer)
+    lse, _, _ = call(logp_out_op, logits, token_ids, mask, *options, buffer)
     if buffer is out:
         # So that autograd notices when an earlier value of the buffer was saved for a backward.
         torch.autograd.graph.increment_version(out)

@@ -8,7 +8,7 @@ from torch import Tensor
 from detlogp import _checks
 from detlogp._first_order import FirstOrder
 from detlogp._guards import call, is_transformed
-from detlogp._native import logp_op, logp_with_stats_op
+from detlogp._native import DTYPE_NUMBERS, logp_op, logp_with_stats_op
 from detlogp._out import check_out, copy_out, write_out
 from detlogp.primitives.score import Score
 
@@ -140,7 +140,7 @@ def score(
     mask = None if rows is None else _checks.to_mask(rows, logits)
     if compute_dtype is None:
         wanted = logits.dtype if dtype is None else dtype
-        compute_dtype = torch.float64 if wanted == torch.float64 else torch.float32
+        compute_dtype = torch.float64 if wanted is torch.float64 else torch.float32
     transformed = is_transformed(logits)
     differentiable = transformed or (logits.requires_grad and torch.is_grad_enabled())
     if on_invalid == "raise":
@@ -149,21 +149,21 @@ def score(
     if out is not None:
         _checks.check_tensors(logits, token_ids)
         check_out(out, dtype, logits, token_ids, rows)
-    lse_dtype = dtype or compute_dtype
-    options = (lse_dtype, compute_dtype, on_invalid == "nan")
-    result_dtype = lse_dtype if out is None else out.dtype
+    lse_number = DTYPE_NUMBERS[dtype or compute_dtype]
+    number = lse_number if out is None else DTYPE_NUMBERS[out.dtype]
+    options = (lse_number, compute_dtype is torch.float64, on_invalid == "nan")
     try:
         if differentiable:
             function = Score if transformed else FirstOrder
             value, lse, *_ = function.apply(  # type: ignore[no-untyped-call]
-                logits, ids, mask, result_dtype, *options
+                logits, ids, mask, number, *options
             )
             if out is not None:
                 value = copy_out(out, value, mask)
         elif out is not None:
             value, lse = write_out(out, logits, ids, mask, *options)
         elif return_lse:
-            value, lse, _, _ = call(logp_with_stats_op, logits, ids, mask, result_dtype, *options)
+            value, lse, _, _ = call(logp_with_stats_op, logits, ids, mask, number, *options)
         else:
             plain: Tensor = call(logp_op, logits, ids, mask, *options)
             return plain

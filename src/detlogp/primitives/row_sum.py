@@ -8,6 +8,7 @@ Both are linear, so each is its own tangent, and the other its own transpose:
 from typing import Any
 
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from detlogp._guards import call
 from detlogp._native import row_sum_op
@@ -37,11 +38,13 @@ class RowSum(Primitive):
 
 
 class RowExpand(Primitive):
-    """values [...] -> [..., V], a view of stride 0."""
+    """values [...] -> [..., V], a view of stride 0 where forward mode allows it."""
 
     @staticmethod
     def forward(values: Tensor, vocab: int) -> Any:
-        return values.unsqueeze(-1).expand(*values.shape, vocab)
+        expanded = values.unsqueeze(-1).expand(*values.shape, vocab)
+        # Forward mode wants the tangent of a view to be a view, which it is not under every vmap.
+        return expanded.clone() if forward_ad._current_level >= 0 else expanded
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

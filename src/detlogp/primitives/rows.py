@@ -36,7 +36,10 @@ def widen(rows: Rows, matrix: Tensor) -> Tensor:
 
 
 def difference(rows: Rows, grad_logp: Tensor | None, grad_lse: Tensor | None) -> Tensor:
-    """grad_lse - grad_logp, [...], where a missing one is 0."""
+    """grad_lse - grad_logp, [...], where a missing one is 0; 0 in the rows that are not scored."""
+    zero = torch.zeros((), dtype=rows.row_max.dtype, device=rows.row_max.device)
     if grad_lse is None:
-        return rows.row_max.new_zeros(rows.row_max.shape) if grad_logp is None else -grad_logp
-    return grad_lse if grad_logp is None else grad_lse - grad_logp
+        result = zero.expand(rows.row_max.shape) if grad_logp is None else -grad_logp
+    else:
+        result = grad_lse if grad_logp is None else grad_lse - grad_logp
+    return torch.where(scored(rows.token_ids, rows.mask, rows.logits.shape[-1]), result, zero)

@@ -27,19 +27,21 @@ class Score(Primitive):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        logits, token_ids, mask, ctx.dtype, ctx.lse_dtype, ctx.compute_dtype, _ = inputs
-        _, _, row_max, log_sum = output
+        logits, token_ids, mask, *_ = inputs
+        logp, lse, row_max, log_sum = output
+        ctx.dtypes = (logp.dtype, lse.dtype)
         ctx.mark_non_differentiable(row_max, log_sum)
         keep(ctx, logits, token_ids, mask, row_max, log_sum)
 
     @staticmethod
     def backward(ctx: Any, grad_logp: Tensor | None, grad_lse: Tensor | None, *_: Any) -> Any:
-        grads = (g if g is None else g.to(ctx.compute_dtype) for g in (grad_logp, grad_lse))
-        grad_logits = gradient(Rows(*ctx.saved_tensors), *grads)
+        rows = Rows(*ctx.saved_tensors)
+        grads = (g if g is None else g.to(rows.row_max.dtype) for g in (grad_logp, grad_lse))
+        grad_logits = gradient(rows, *grads)
         return grad_logits, *(None,) * 6
 
     @staticmethod
     def jvp(ctx: Any, dx: Tensor, *_: None) -> Any:
         with pushing(ctx) as saved:
             of_logp, of_lse = tangent(Rows(*saved), dx)
-            return of_logp.to(ctx.dtype), of_lse.to(ctx.lse_dtype), None, None
+            return of_logp.to(ctx.dtypes[0]), of_lse.to(ctx.dtypes[1]), None, None
