@@ -2,8 +2,8 @@
 
     python benchmarks/derivatives.py --output FILE.csv
 
-The routes, the reference and the tolerances are those of the tests (tests/routes.py, tests/matrix.py).
-"raised" means that PyTorch refuses the route whatever the function, and that detlogp raises too.
+Routes, reference and tolerances are those of the tests (tests/routes.py, tests/matrix.py). "raised"
+means that PyTorch refuses the route whatever the function, and that detlogp raises too.
 """
 
 import argparse
