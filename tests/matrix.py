@@ -5,11 +5,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from routes import (
-    ALL,
+from problems import (
     FORMS,
-    ROUTES,
-    THREEFOLD,
     Form,
     Function,
     Problem,
@@ -19,6 +16,7 @@ from routes import (
     reference_function,
     tolerance,
 )
+from routes import ALL, ROUTES, THREEFOLD
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

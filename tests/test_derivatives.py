@@ -13,10 +13,8 @@ import pytest
 import torch
 from calls import random_problem
 from matrix import Recorder, cases, judge
-from routes import (
+from problems import (
     FORMS,
-    ROUTES,
-    THREEFOLD,
     Form,
     Function,
     Problem,
@@ -25,6 +23,7 @@ from routes import (
     reference_function,
     tolerance,
 )
+from routes import ROUTES, THREEFOLD
 from torch import Tensor
 from torch.func import grad, hessian, jvp, vjp, vmap
 
