@@ -14,11 +14,13 @@ from torch.autograd import forward_ad
 from detlogp import _native, primitives
 from detlogp._guards import call
 from detlogp.primitives._function import Primitive
-from detlogp.primitives.gather import Gather, Scatter, gather, scatter
+from detlogp.primitives.gather import Gather, gather
 from detlogp.primitives.gradient import Gradient, gradient
 from detlogp.primitives.probability import Probability, probability
-from detlogp.primitives.row_sum import RowExpand, RowSum, row_expand, row_sum
+from detlogp.primitives.row_expand import RowExpand, row_expand
+from detlogp.primitives.row_sum import RowSum, row_sum
 from detlogp.primitives.rows import Rows, scored, widen
+from detlogp.primitives.scatter import Scatter, scatter
 from detlogp.primitives.score import Score
 from detlogp.primitives.second_order import SecondOrder, second_order
 from detlogp.primitives.tangent import Tangent, tangent

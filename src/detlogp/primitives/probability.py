@@ -14,7 +14,8 @@ from torch import Tensor
 from detlogp._guards import call
 from detlogp._native import probability_op
 from detlogp.primitives._function import Primitive, keep, pushing
-from detlogp.primitives.row_sum import row_expand, row_sum
+from detlogp.primitives.row_expand import row_expand
+from detlogp.primitives.row_sum import row_sum
 from detlogp.primitives.rows import Rows, widen
 
 

@@ -28,10 +28,12 @@ from torch import Tensor
 from detlogp._guards import call
 from detlogp._native import logp_second_order_op
 from detlogp.primitives._function import Primitive, keep, pushing
-from detlogp.primitives.gather import gather, scatter
+from detlogp.primitives.gather import gather
 from detlogp.primitives.probability import centered, probability
-from detlogp.primitives.row_sum import row_expand, row_sum
+from detlogp.primitives.row_expand import row_expand
+from detlogp.primitives.row_sum import row_sum
 from detlogp.primitives.rows import Rows, difference, widen
+from detlogp.primitives.scatter import scatter
 
 
 class SecondOrder(Primitive):
