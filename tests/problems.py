@@ -48,8 +48,7 @@ class Route(NamedTuple):
     # "raised": PyTorch itself refuses. "skipped": PyTorch itself is wrong (see `_is_unsupported`).
     expected: str = "right"
     float64_only: bool = False
-    # Cost grows as 2.5^order in nested forward mode, 3.5^order in reverse: one form then.
-    one_form: bool = False
+    one_form: bool = False  # the cost grows with the order: the dense form alone
     reference: Runner | None = None  # the same derivative by another route
 
 

@@ -57,7 +57,7 @@ def _reverse(order: int, keeps_graph: bool = False) -> Route:
         leaf = x.detach().requires_grad_()
         return _descend(total(function)(leaf), leaf, directions, order, keeps_graph)
 
-    return Route(run, order, float64_only=order > 8, one_form=order > 7)
+    return Route(run, order, float64_only=order > 8, one_form=order > 9)
 
 
 def _forward(order: int) -> Route:
@@ -66,7 +66,7 @@ def _forward(order: int) -> Route:
             function = _jvp(function, direction)
         return function(x)
 
-    return Route(run, order, one_form=order > 5)
+    return Route(run, order)
 
 
 def _jvp(h: Function, v: Tensor) -> Function:
