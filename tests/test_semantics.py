@@ -200,3 +200,16 @@ def test_integer_types(integer: torch.dtype, device: str, generator: torch.Gener
     rows = torch.tensor([0, 2], device=device)
     indexed: Tensor = detlogp.logp(logits, ids, rows=rows.to(integer))
     assert_same_bits(indexed, detlogp.logp(logits, ids, rows=rows))
+
+
+@pytest.mark.parametrize("integer", [torch.int32, torch.int64])
+def test_ids_and_masks_of_any_strides(
+    integer: torch.dtype, device: str, generator: torch.Generator
+) -> None:
+    logits = torch.randn(4, 3, 50, generator=generator).to(device)
+    ids = torch.randint(50, (3, 4), generator=generator).to(device, integer).t()
+    mask = (torch.rand(3, 4, generator=generator) < 0.5).to(device).t()
+    expected = detlogp.logp(logits, ids.contiguous(), rows=mask.contiguous())
+    assert_same_bits(detlogp.logp(logits, ids, rows=mask), expected)
+    out = torch.zeros(4, 3, device=device)
+    assert_same_bits(detlogp.logp(logits, ids, rows=mask, out=out), expected)
