@@ -24,7 +24,7 @@ from detlogp._guards import in_transform
 
 
 class Primitive(torch.autograd.Function):
-    """Base of the primitives: keeps the tensors among `saved`, folds vmap into the rows."""
+    """Base of the primitives: gives each its vmap rule, which folds the axis into the rows."""
 
     generate_vmap_rule = False
 
