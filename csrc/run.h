@@ -9,7 +9,6 @@
 #include "cuda/kernels.h"
 #include "tensors.h"
 
-// The launcher of a kernel, or null in a build without CUDA.
 #if defined(DETLOGP_CUDA)
 #define DETLOGP_LAUNCH(name) cuda::launch_##name
 #else
@@ -37,20 +36,19 @@ class DefaultFloatEnvironment {
 };
 
 template <class Args>
-using Launch = void (*)(const Args& args, bool double_arithmetic, void* stream);
-
-template <class Args>
 struct CudaCall {
+  using Launch = void (*)(const Args& args, bool double_arithmetic, void* stream);
+
   const Args& args;
   bool double_arithmetic;
-  Launch<Args> launch;
+  Launch launch;
 };
 
-// `count` rows of `vocab` columns.
+// `count` rows of `vocab` columns. `launch` is null in a build without CUDA.
 template <class Args>
 void run(
     const Tensor& logits, const Args& args, int64_t count, int64_t vocab, bool double_arithmetic,
-    const cpu::KernelPair<Args>& on_cpu, Launch<Args> launch) {
+    const cpu::KernelPair<Args>& on_cpu, typename CudaCall<Args>::Launch launch) {
   if (count == 0) {
     return;
   }

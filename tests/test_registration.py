@@ -1,5 +1,6 @@
 """The operators as PyTorch sees them, and the library as the loader sees it."""
 
+import os
 import subprocess
 from importlib.metadata import distribution
 from pathlib import Path
@@ -68,3 +69,17 @@ def test_no_python_symbol() -> None:
     assert not [s for s in symbols if s.startswith(("Py", "_Py"))]
     assert not [s for s in symbols if "cuda" in s.lower()]
     assert not [s for s in symbols if s.startswith(("_ZN2at", "_ZN3c10", "_ZN5torch"))]
+
+
+def test_sources_compile_without_cuda() -> None:
+    """The build where no nvcc is found (the kernels do not depend on it, so they are left out)."""
+    sources = Path(__file__).parents[1] / "csrc"
+    flags = ["-std=c++17", "-fsyntax-only", "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"]
+    names = ['-DDETLOGP_COMPILER=""', '-DDETLOGP_TORCH_VERSION=""']
+    include = Path(torch.__file__).parent / "include"
+    files = sorted(sources.glob("*.cpp"))
+    assert files
+    subprocess.run(
+        [os.environ.get("CXX", "g++"), *flags, *names, f"-I{sources}", f"-I{include}", *files],
+        check=True,
+    )

@@ -21,12 +21,9 @@ ON_INVALID = ("zero", "nan", "raise")
 CONTRACTS = ("locked",)
 
 
-def check_options(dtype: torch.dtype | None, contract: str, on_invalid: str) -> None:
-    if dtype is not None and dtype not in FLOAT_DTYPES:
-        raise TypeError(f"dtype must be float16, bfloat16, float32, float64 or None, got {dtype!r}")
-    if contract not in CONTRACTS or on_invalid not in ON_INVALID:
-        check_choice("contract", contract, CONTRACTS)
-        check_choice("on_invalid", on_invalid, ON_INVALID)
+def check_options(contract: str, on_invalid: str) -> None:
+    check_choice("contract", contract, CONTRACTS)
+    check_choice("on_invalid", on_invalid, ON_INVALID)
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -44,6 +41,12 @@ def check_logits_type(logits: Tensor) -> None:
         )
 
 
+def dtype_error(logits: Tensor, dtype: object) -> TypeError:
+    """For a pair of logits and `dtype` of which one is wrong."""
+    check_logits_type(logits)
+    return TypeError(f"dtype must be float16, bfloat16, float32, float64 or None, got {dtype!r}")
+
+
 def to_ids(token_ids: Tensor) -> Tensor:
     """The ids as contiguous int64."""
     if not isinstance(token_ids, Tensor):
@@ -56,7 +59,8 @@ def to_ids(token_ids: Tensor) -> Tensor:
 
 
 def check_tensors(logits: Tensor, token_ids: Tensor) -> None:
-    """Shapes and devices, in the words of the caller."""
+    """Types, shapes and devices, in the words of the caller."""
+    check_logits_type(logits)
     if logits.dim() == 0:
         raise ValueError("logits must have shape [..., V], got a 0-d tensor")
     if logits.shape[-1] == 0:

@@ -49,10 +49,10 @@ def _stats(logits: Tensor, lse_dtype: int, double_arithmetic: bool) -> list[Tens
 def _(
     logits: Tensor,
     token_ids: Tensor,
-    mask: Tensor | None,
-    dtype: int,
-    double_arithmetic: bool,
-    nan_for_invalid: bool,
+    mask: Tensor | None = None,
+    dtype: int = DTYPE_NUMBERS[torch.float32],
+    double_arithmetic: bool = False,
+    nan_for_invalid: bool = False,
 ) -> Tensor:
     _checks.check_tensors(logits, token_ids)
     return _per_row(logits, FLOAT_DTYPES[dtype])
