@@ -2,7 +2,7 @@
 
     python benchmarks/derivatives.py --output FILE.csv
 
-Routes, reference and tolerances are those of the tests (tests/routes.py, tests/matrix.py). "raised"
+Routes, reference and tolerances are those of the tests (detlogp.evidence). "raised"
 means that PyTorch refuses the route whatever the function, and that detlogp raises too.
 """
 
@@ -18,9 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import matrix
-import routes
+from detlogp.evidence import matrix, routes
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 COLUMNS = [

@@ -104,6 +104,7 @@ std::string select_cpu_path(std::string name) {
 std::string build_info() {
   std::string info = "compiler=" DETLOGP_COMPILER "\n";
   info += "torch=" DETLOGP_TORCH_VERSION "\n";
+  info += "commit=" DETLOGP_COMMIT "\n";
   info += "cpu_path=" + std::string(cpu::kernels().name) + "\n";
 #if defined(DETLOGP_CUDA)
   info += "cuda=" + std::string(cuda::toolkit_version()) + "\n";

@@ -68,7 +68,7 @@ def test_devices_are_listed(
 def test_build_without_cuda(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build = {"compiler": "GNU 12", "torch": "2.13.0", "cpu_path": "portable"}
+    build = {"commit": "1", "compiler": "GNU 12", "torch": "2.13.0", "cpu_path": "portable"}
     monkeypatch.setattr(info, "build_info", lambda: build)
     assert main(["info"]) == 0
     text = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Every route to a derivative is right, in every form and precision: tests/routes.py by name.
+"""Every route to a derivative (detlogp.evidence.routes) is right, in every form and precision.
 
 Two independent references: float64 exp, sum, log and gather of PyTorch by the same route; and the
 joint cumulants of the softmax, from the formulas alone, in 50 digits.
@@ -12,8 +12,14 @@ import mpmath
 import pytest
 import torch
 from calls import random_problem
-from matrix import Recorder, cases, judge
-from problems import (
+from torch import Tensor
+from torch.func import grad, hessian, jvp, vjp, vmap
+
+import detlogp
+from detlogp import reference
+from detlogp.evidence.kernels import Recorder
+from detlogp.evidence.matrix import cases, judge
+from detlogp.evidence.problems import (
     FORMS,
     Form,
     Function,
@@ -23,12 +29,7 @@ from problems import (
     reference_function,
     tolerance,
 )
-from routes import ROUTES, THREEFOLD
-from torch import Tensor
-from torch.func import grad, hessian, jvp, vjp, vmap
-
-import detlogp
-from detlogp import reference
+from detlogp.evidence.routes import ROUTES, THREEFOLD
 from detlogp.testing import assert_same_bits, gradient_error_bound
 
 # torch.func.linearize's own.

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import detlogp
+from detlogp import evidence
 from detlogp.testing import assert_same_bits, portable_ids, portable_logits, ulp_distance
 
-GOLDEN = json.loads((Path(__file__).parent / "data" / "locked-golden.json").read_text())
+GOLDEN = json.loads((Path(evidence.__file__).parent / "data" / "locked-golden.json").read_text())
 
 
 def _name(case: dict[str, Any]) -> str:

@@ -8,9 +8,7 @@ from pathlib import Path
 import torch
 
 import detlogp
-from detlogp._native import DTYPE_NUMBERS
-
-LIBRARY = Path(detlogp.__file__).with_name("libdetlogp.so")
+from detlogp._native import DTYPE_NUMBERS, LIBRARY
 
 
 def test_opcheck(dtype: torch.dtype, device: str) -> None:
@@ -75,7 +73,7 @@ def test_sources_compile_without_cuda() -> None:
     """The build where no nvcc is found (the kernels do not depend on it, so they are left out)."""
     sources = Path(__file__).parents[1] / "csrc"
     flags = ["-std=c++17", "-fsyntax-only", "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"]
-    names = ['-DDETLOGP_COMPILER=""', '-DDETLOGP_TORCH_VERSION=""']
+    names = [f'-DDETLOGP_{name}=""' for name in ("COMPILER", "TORCH_VERSION", "COMMIT")]
     include = Path(torch.__file__).parent / "include"
     files = sorted(sources.glob("*.cpp"))
     assert files

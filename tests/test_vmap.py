@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from calls import random_problem
-from matrix import Recorder
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
 import detlogp
+from detlogp.evidence.kernels import Recorder
 from detlogp.testing import assert_same_bits
 
 Function = Callable[[Tensor, Tensor, Tensor | None], Tensor]

@@ -8,15 +8,15 @@ from torch import Tensor
 from detlogp import _checks
 from detlogp._checks import FLOAT_DTYPES
 
-_LIBRARY = Path(__file__).with_name("libdetlogp.so")
+LIBRARY = Path(__file__).with_name("libdetlogp.so")
 
 
 def _load() -> None:
     try:
-        torch.ops.load_library(str(_LIBRARY))
+        torch.ops.load_library(str(LIBRARY))
     except OSError as error:
         raise ImportError(
-            f"detlogp could not load {_LIBRARY.name} under torch {torch.__version__}: {error}. "
+            f"detlogp could not load {LIBRARY.name} under torch {torch.__version__}: {error}. "
             "It needs torch 2.10 or newer on Linux x86-64; elsewhere, build it from source."
         ) from error
 

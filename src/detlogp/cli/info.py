@@ -49,6 +49,7 @@ def collect() -> dict[str, Any]:
         },
         "optional": {package: _version_or_none(package) for package in OPTIONAL_PACKAGES},
         "build": {
+            "commit": build["commit"],
             "compiler": build["compiler"],
             "torch": build["torch"],
             "cuda": setup.build_cuda,
@@ -84,7 +85,7 @@ def _sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
     missing = [("-", sentence) for sentence in facts["missing_for_gpu"]]
     return {
         "Versions": [*facts["versions"].items(), ("optional", ", ".join(optional))],
-        "Build": [("compiler", build["compiler"]), ("torch", build["torch"]), *built_for],
+        "Build": [*((name, build[name]) for name in ("commit", "compiler", "torch")), *built_for],
         "A call would run on": routes,
         "Missing for the GPU": missing or [("-", "nothing")],
     }

@@ -1,16 +1,17 @@
-"""Every way to a derivative, by name: the table that tests and benchmarks/derivatives.py share.
+"""Every way to a derivative, by name.
 
-A route takes a function of the logits and differentiates it; it is applied to detlogp and to the
-reference of problems.py alike.
+A route takes a function of the logits and differentiates it; it is applied to an implementation and
+to the reference of problems.py alike.
 """
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from problems import Directions, Function, Route, Runner
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from detlogp.evidence.problems import Directions, Function, Route, Runner
 
 
 def wide(tensor: Tensor) -> Tensor:

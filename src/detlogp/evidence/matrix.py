@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from problems import (
+from torch import Tensor
+
+from detlogp.evidence.problems import (
     FORMS,
     Form,
     Function,
@@ -16,9 +18,7 @@ from problems import (
     reference_function,
     tolerance,
 )
-from routes import ALL, ROUTES, THREEFOLD
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from detlogp.evidence.routes import ALL, ROUTES, THREEFOLD
 
 
 class Outcome(NamedTuple):
@@ -80,20 +80,40 @@ def judge(name: str, form: Form, dtype: torch.dtype, device: str) -> Outcome:
     return Outcome(error, bound, "right" if right else "wrong", "" if right else "error too large")
 
 
-# ---- which kernels a route meets -----------------------------------------------------------------
+# ---- another implementation, by the same routes --------------------------------------------------
 
 
-class Recorder(TorchDispatchMode):
-    """The library's operators that are called inside, with their arguments."""
+def audited_routes() -> list[str]:
+    """Routes up to order 4 that PyTorch itself can do, on rows whose ids are all good."""
+    return [
+        name
+        for name, route in ROUTES.items()
+        if route.expected == "right" and route.order <= 4 and "linearize" not in name
+    ]
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "detlogp":
-            self.calls.append((func.overloadpacket.__name__, args))
-        return func(*args, **(kwargs or {}))
+def judge_implementation(
+    implementation: Callable[[Tensor, Tensor], Tensor], route: str, device: str
+) -> tuple[str, str]:
+    """ "held", "refused" (it raised) or "broken" (silently wrong), and why; in float32.
 
-    def names(self) -> list[str]:
-        return [name for name, _ in self.calls]
+    What counts as wrong is a missing term, not a rounding: an error above 1e-3 of the derivative.
+    """
+    exact = make_problem(4, 8, device, seed=3)
+    ids = exact.token_ids.remainder(8)
+    chosen = ROUTES[route]
+    form = FORMS[0]
+    expected = chosen.run(reference_function(form, ids), exact.logits, exact.directions).detach()
+    low = exact.to(torch.float32)
+    try:
+        actual = chosen.run(
+            lambda x: implementation(x, ids).sin(), low.logits.clone(), low.directions
+        ).detach()
+    except Exception as error:
+        return "refused", " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    if actual.shape != expected.shape:
+        return "broken", f"shape {tuple(actual.shape)}, not {tuple(expected.shape)}"
+    error_size = float((actual.double() - expected).abs().nan_to_num(nan=torch.inf).max())
+    allowed = 1e-3 * max(1.0, float(expected.abs().max()))
+    detail = f"error {error_size:.2e}, allowed {allowed:.2e}"
+    return ("held" if error_size <= allowed else "broken"), detail

@@ -1,0 +1,214 @@
+"""`detlogp audit`: runs implementations of logp through what reinforcement learning needs."""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from detlogp.cli._command import Command, CommandError, import_extra
+from detlogp.evidence import audit, summary
+from detlogp.evidence.layouts import PROPERTIES
+from detlogp.evidence.machine import facts
+from detlogp.evidence.peers import PEERS, Peer, find
+from detlogp.evidence.worker import run_isolated
+
+DESCRIPTION = """\
+Runs implementations f(logits, token_ids) -> logp through the properties that a
+reinforcement-learning run needs. An implementation is a built-in name or
+module:function; without one, every built-in that is installed is run.
+
+Bits of value and gradient, the same rows presented otherwise: repeat, batch,
+position, chunk, reorder, padding, noise, nan, strides, alignment. Then: inputs
+(the logits are not written to), the accuracy against float64 (accuracy, offset,
+near-certain, masked), bad ids, and the routes to a derivative.
+
+In the tables: "=" held; a percentage, the rows that drift or that are less
+accurate than float32 allows, in the worst size and type; "bad", wrong; "err", it
+raised; "dies", its process ended. Routes: right / raise / silently wrong.
+
+Every implementation runs in a process of its own. Exit code: 0; 1 when
+a property named by --require did not hold; 2 on an error.
+"""
+SHORT = {
+    **{"repeat": "rep", "batch": "bat", "position": "pos", "chunk": "chk", "reorder": "ord"},
+    **{"padding": "pad", "noise": "noi", "strides": "str", "alignment": "ali"},
+    **{"near-certain": "certain"},
+}
+STYLES = {"held": "green", "refused": "yellow", "not loaded": "dim"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("implementation", nargs="*", help="built-in name or module:function")
+    parser.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda if available)")
+    parser.add_argument("--quick", action="store_true", help="64 rows, V = 1000 and 50257")
+    parser.add_argument("--property", action="append", choices=audit.NAMES, metavar="P")
+    parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--vocab", action="append", type=int, metavar="V")
+    parser.add_argument("--rows", type=int, metavar="N", help="default: 4096 on CUDA, else 256")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--require",
+        metavar="P,P",
+        default="",
+        help='properties that decide the exit code, or "all" (default: none)',
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write report.html, findings.csv, audit.png, .svg",
+    )
+
+
+def _plan(args: argparse.Namespace, device: str) -> list[audit.Job]:
+    on_cuda = device.startswith("cuda")
+    vocabs = (1000, 50257) if args.quick else (1000, 32000, 50257)
+    if on_cuda and not args.quick:
+        vocabs = (*vocabs, 151936)
+    rows = args.rows or (64 if args.quick else 4096 if on_cuda else 256)
+    if rows < 8:
+        raise CommandError(f"--rows must be at least 8, got {rows}")
+    return list(
+        audit.jobs(
+            tuple(args.property or audit.NAMES),
+            tuple(args.dtype or ("float32", "bfloat16")),
+            tuple(args.vocab or vocabs),
+            *(rows, device, args.seed),
+        )
+    )
+
+
+def _peers(names: Sequence[str], device: str) -> tuple[list[Peer], list[Peer]]:
+    """Those to run, and those that are not installed."""
+    try:
+        chosen = [find(name) for name in names or PEERS]
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    absent = [peer for peer in chosen if not peer.installed()]
+    present = [peer for peer in chosen if peer not in absent]
+    elsewhere = [peer for peer in present if device.split(":")[0] not in peer.devices]
+    if names and (absent or elsewhere):
+        missing = ", ".join(peer.name for peer in absent) or "nothing"
+        other = ", ".join(peer.name for peer in elsewhere) or "nothing"
+        raise CommandError(f"not installed: {missing}; not for {device}: {other}")
+    return [peer for peer in present if peer not in elsewhere], absent
+
+
+def run_all(peers: Sequence[Peer], jobs: Sequence[audit.Job]) -> list[audit.Finding]:
+    """Every job of every implementation, with a progress bar; four processes at a time on CUDA."""
+    processes = 4 if jobs[0].device.startswith("cuda") else 1
+    found: dict[str, list[audit.Finding]] = defaultdict(list)
+    with Progress() as progress, ThreadPoolExecutor(processes) as pool:
+        task = progress.add_task("audit", total=len(jobs) * len(peers))
+
+        def one(peer: Peer) -> None:
+            for _, findings in run_isolated(peer, jobs):
+                found[peer.name].extend(findings)
+                progress.advance(task)
+
+        for future in [pool.submit(one, peer) for peer in peers]:
+            future.result()
+    return [finding for peer in peers for finding in found[peer.name]]
+
+
+def _table(findings: list[audit.Finding], names: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("implementation", no_wrap=True)
+    for name in names:
+        table.add_column(SHORT.get(name, name), justify="right")
+    for implementation in dict.fromkeys(finding.implementation for finding in findings):
+        cells = [summary.cell(summary.select(findings, implementation, name)) for name in names]
+        texts = (Text(cell.text, STYLES.get(cell.outcome, "bold red")) for cell in cells)
+        table.add_row(implementation, *texts)
+    return table
+
+
+def _meaning(findings: list[audit.Finding]) -> Table:
+    table = Table(box=box.SIMPLE, title="What the drift alone does to a run, nothing trained")
+    for name in ("implementation", "ulp", "nats", "ratio - 1", "k3 KL"):
+        table.add_column(name, justify="left" if name == "implementation" else "right")
+    for name in dict.fromkeys(finding.implementation for finding in findings):
+        means = summary.meaning(findings, name)
+        ratio = means.largest_ratio - 1.0
+        table.add_row(
+            name,
+            f"{means.largest_ulp:.1f}",
+            *(f"{number:.2e}" for number in (means.largest, ratio, means.k3_kl)),
+        )
+    return table
+
+
+def show(console: Console, findings: list[audit.Finding], absent: Sequence[Peer]) -> None:
+    ran = {finding.property for finding in findings}
+    for names in (tuple(PROPERTIES), audit.NAMES[len(PROPERTIES) :]):
+        if ran & set(names):
+            console.print(_table(findings, [name for name in names if name in ran]))
+    if ran & set(PROPERTIES):
+        console.print(_meaning(findings))
+    offenders = summary.first_offenders(findings)
+    if offenders and len(ran) <= 2:
+        for offender in offenders:
+            console.print(
+                f"{offender.implementation}, {offender.property}, {offender.quantity}, "
+                f"{offender.dtype}, V = {offender.vocab}: {offender.detail}",
+                highlight=False,
+                markup=False,
+            )
+    elif offenders:
+        console.print("First offending rows (again: --property P; all of them: --output DIR)")
+        for offender in offenders[:8]:
+            console.print(f"  {offender.reproduce}", highlight=False, markup=False, soft_wrap=True)
+    if absent:
+        console.print("not installed: " + ", ".join(peer.name for peer in absent))
+
+
+def _required(text: str) -> tuple[str, ...]:
+    names = audit.NAMES if text == "all" else tuple(name for name in text.split(",") if name)
+    for name in names:
+        if name not in audit.NAMES:
+            raise CommandError(f"--require must name properties or all, got {name!r}")
+    return names
+
+
+def run(args: argparse.Namespace) -> int:
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    required = _required(args.require)
+    plots = None
+    if args.output is not None:
+        import_extra("matplotlib", "evidence", "--output")
+        plots = import_extra("detlogp.evidence.audit_report", "evidence", "--output")
+    jobs = _plan(args, device)
+    peers, absent = _peers(args.implementation, device)
+    findings = run_all(peers, jobs)
+    console = Console(highlight=False)
+    show(console, findings, absent)
+    if plots is not None:
+        plots.write(args.output, findings, facts(device), [peer.name for peer in absent])
+        console.print(f"written: {args.output}/report.html", soft_wrap=True)
+    failed = sorted({f"{f.implementation}: {f.property}" for f in findings if _fails(f, required)})
+    if failed:
+        console.print("required, and did not hold: " + "; ".join(failed), style="bold red")
+    return int(bool(failed))
+
+
+def _fails(finding: audit.Finding, required: Sequence[str]) -> bool:
+    return finding.outcome == "not loaded" or (
+        finding.property in required and finding.outcome != "held"
+    )
+
+
+COMMAND = Command(
+    "audit",
+    "run any implementation of logp through what reinforcement learning needs",
+    DESCRIPTION,
+    add_arguments,
+    run,
+)
