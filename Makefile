@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc src -type f) CMakeLists.txt pyproject.toml
 CXX_FILES := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
-CHECKED := src tests benchmarks examples
+CHECKED := src tests examples
 
 .PHONY: help demo test check lint types docs format bench picture wheel clean
 .DEFAULT_GOAL := help
@@ -48,7 +48,7 @@ format: $(VENV)/.packages ## let ruff and clang-format rewrite the files
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 bench: $(VENV)/.library ## time forward and backward beside torch, on the GPU if there is one
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/detlogp bench --output build/bench
 
 picture: $(VENV)/.packages ## draw the README's picture from the recorded measurement
 	$(BIN)/python examples/drift.py --from benchmarks/results/drift-h200.json --picture docs/images/drift.png

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 
 from detlogp import __version__
-from detlogp.cli import audit, info, score
+from detlogp.cli import audit, bench, info, probe, score
 from detlogp.cli._command import CommandError
 
 __all__ = ["main"]
 
-COMMANDS = (info.COMMAND, score.COMMAND, audit.COMMAND)
+COMMANDS = (info.COMMAND, score.COMMAND, audit.COMMAND, probe.COMMAND, bench.COMMAND)
 
 
 def _parser() -> argparse.ArgumentParser:

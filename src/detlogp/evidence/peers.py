@@ -75,7 +75,7 @@ def _cross_entropy(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def _compiled() -> Implementation:
-    compiled: Implementation = torch.compile(_log_softmax, dynamic=True)
+    compiled: Implementation = torch.compile(_log_softmax)
     return compiled
 
 
@@ -86,7 +86,15 @@ def _trl() -> Implementation:
 
 def _trl_kernel() -> Implementation:
     function = _attribute("trl.kernels", "selective_log_softmax_and_entropy")
-    return lambda logits, token_ids: function(logits, token_ids)[0]
+
+    def run(logits: Tensor, token_ids: Tensor) -> Tensor:
+        if logits.stride(-1) != 1:
+            # As TRL's own callers check; the kernel would read other columns.
+            raise ValueError("columns must be contiguous")
+        result: Tensor = function(logits, token_ids)[0]
+        return result
+
+    return run
 
 
 def _verl() -> Implementation:

@@ -1,0 +1,148 @@
+"""`detlogp bench`: forward, forward + backward and second order, beside every peer installed."""
+
+import argparse
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from detlogp.cli._command import Command, CommandError, import_extra
+from detlogp.evidence import timing
+from detlogp.evidence.machine import facts
+from detlogp.evidence.peers import PEERS, Implementation, find
+from detlogp.evidence.timing import Row
+from detlogp.evidence.works import FIRST_ORDER, SECOND_ORDER, Benchmark, Case
+
+DESCRIPTION = """\
+Times forward, backward, forward + backward and second order of detlogp and of
+every peer that is installed, alternating within one run.
+
+On CUDA: "graph" is the replay of a captured CUDA graph, "eager" the same call
+with what the host adds; both by events. On the CPU, the clock. GB/s counts the
+fewest bytes that the work must move; the share compares it with a plain copy in
+the same run. Extra is the most memory that one call allocates at a time.
+"""
+_HALF, _FLOAT = torch.bfloat16, torch.float32
+Jobs = list[tuple[str, Benchmark, Case]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("variant", nargs="*", help="built-in names (default: all installed)")
+    parser.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda if available)")
+    parser.add_argument("--quick", action="store_true", help="one small case, 5 rounds")
+    parser.add_argument("--rounds", type=int, metavar="N", help="timed turns (default: 20)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write bench.csv and bench.png")
+
+
+def _jobs(device: str, quick: bool) -> Jobs:
+    if quick:
+        rows = 1024 if device.startswith("cuda") else 8
+        first, second = [Case(rows, 32000, _HALF)], [Case(rows, 32000, _FLOAT)]
+    elif device.startswith("cuda"):
+        large = [Case(4096, 151936, dtype) for dtype in (_HALF, _FLOAT)]
+        first = [*large, Case(4096, 32000, _HALF)]
+        second = [Case(1024, 151936, dtype) for dtype in (_HALF, _FLOAT)]
+    else:
+        first = [Case(64, 151936, dtype) for dtype in (_HALF, _FLOAT)]
+        second = [Case(16, 151936, dtype) for dtype in (_HALF, _FLOAT)]
+    jobs = [(name, run, case) for case in first for name, run in FIRST_ORDER.items()]
+    return jobs + [(name, run, case) for case in second for name, run in SECOND_ORDER.items()]
+
+
+def _variants(names: list[str], device: str) -> dict[str, Implementation]:
+    """Those that can be imported; a name that was given must be."""
+    variants = {}
+    for name in names or PEERS:
+        try:
+            peer = find(name)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+        if not names and (not peer.installed() or device.split(":")[0] not in peer.devices):
+            continue
+        try:
+            variants[name] = peer.load()
+        except ImportError as error:
+            if names:
+                raise CommandError(f"{name} could not be imported: {error}") from error
+    return variants
+
+
+def _differentiable(variants: Mapping[str, Implementation]) -> dict[str, Implementation]:
+    return {n: v for n, v in variants.items() if n in ("detlogp", "torch-log-softmax")}
+
+
+def collect(
+    variants: Mapping[str, Implementation], jobs: Jobs, device: str, rounds: int
+) -> tuple[list[Row], float]:
+    # A backward runs on its forward's stream, and a graph is captured on a stream that is not the
+    # default one: so everything runs on one side stream.
+    on_cuda = device.startswith("cuda")
+    side = torch.cuda.stream(torch.cuda.Stream(device)) if on_cuda else nullcontext()
+    rows: list[Row] = []
+    with side:
+        copied = timing.copy_gb_s(device)
+        for name, benchmark, case in track(jobs, description="bench"):
+            chosen = dict(variants)
+            if name in SECOND_ORDER:
+                # Others are wrong there, or raise: see `detlogp audit`.
+                chosen = _differentiable(variants)
+            rows += timing.measure(name, benchmark, case, chosen, device, rounds, copied)
+            timing.release(device)
+    return rows, copied
+
+
+def show(console: Console, rows: list[Row], copied: float) -> None:
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title=f"copy {copied:.1f} GB/s")
+    for name in ("variant", "method", "median ms", "GB/s", "of copy", "extra MB"):
+        table.add_column(name, justify="left" if name in ("variant", "method") else "right")
+    shown = ("", "")
+    for row in rows:
+        if (row.benchmark, row.case) != shown:
+            shown = (row.benchmark, row.case)
+            table.add_section()
+            table.add_row(f"[bold]{row.benchmark}[/], {row.case}")
+        if row.reason:
+            table.add_row(f"  {row.variant}", row.method, f"[dim]{row.reason[:24]}[/]")
+            continue
+        extra = "" if row.extra_bytes is None else f"{row.extra_bytes / 1e6:.1f}"
+        share = f"{row.share_of_copy:.1%}"
+        numbers = (f"{row.median_ms:.4f}", f"{row.gb_s:.0f}", share, extra)
+        table.add_row(f"  {row.variant}", row.method, *numbers)
+    console.print(table)
+
+
+def run(args: argparse.Namespace) -> int:
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    report = None
+    if args.output is not None:
+        import_extra("matplotlib", "evidence", "--output")
+        report = import_extra("detlogp.evidence.bench_report", "evidence", "--output")
+    variants = _variants(args.variant, device)
+    on_cuda = device.startswith("cuda")
+    host = timing.host_us(_differentiable(variants), device) if on_cuda else {}
+    rounds = args.rounds or (5 if args.quick else 20)
+    rows, copied = collect(variants, _jobs(device, args.quick), device, rounds)
+    console = Console(highlight=False)
+    show(console, rows, copied)
+    for name, microseconds in host.items():
+        console.print(f"host time of one call without grad: {name} {microseconds} us")
+        times_ms = (microseconds / 1e3,) * 3
+        rows.append(Row("host time", "64 x 1000 bfloat16", name, "host", *times_ms, 0, 0, 0, None))
+    if report is not None:
+        report.write(args.output, rows, facts(device), copied)
+        console.print(f"written: {args.output}/bench.csv, bench.png", soft_wrap=True)
+    return 0
+
+
+COMMAND = Command(
+    "bench",
+    "time forward, backward and second order beside every peer installed",
+    DESCRIPTION,
+    add_arguments,
+    run,
+)

@@ -1,0 +1,75 @@
+"""What a benchmark leaves behind: bench.csv, and the roofline bench.png."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from detlogp.evidence.timing import Row
+
+_FACTS = ("date", "commit", "build_id", "detlogp", "torch", "python", "gpu", "driver", "threads")
+
+
+def write(folder: Path, rows: Sequence[Row], machine: dict[str, str], copied_gb_s: float) -> None:
+    """Into `folder`, which is made where it is missing. Every row carries the machine's facts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = [machine.get(name, "") for name in _FACTS]
+    with (folder / "bench.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow((*Row._fields, "copy_gb_s", *_FACTS))
+        writer.writerows((*row, round(copied_gb_s, 1), *facts) for row in rows)
+    figure = draw(rows, machine, copied_gb_s)
+    figure.savefig(folder / "bench.png", dpi=130)
+    plt.close(figure)
+
+
+def draw(rows: Sequence[Row], machine: dict[str, str], copied_gb_s: float) -> Figure:
+    """Left: the roofline. Right: the time of each as a multiple of the limit, one bar a case."""
+    timed = [row for row in rows if row.method in ("graph", "clock") and row.median_ms]
+    names = list(dict.fromkeys(row.variant for row in timed))
+    colours = {name: plt.get_cmap("tab20")(i % 20) for i, name in enumerate(names)}
+    groups = list(dict.fromkeys((row.benchmark, row.case) for row in timed))
+    figure, (roof, bars) = plt.subplots(
+        *(1, 2),
+        figsize=(15, 2.5 + 0.13 * len(timed) + 0.25 * len(groups)),
+        width_ratios=[2, 3],
+        layout="constrained",
+    )
+    intensities = [row.operations_per_byte for row in timed]
+    edge = [min(intensities) / 1.5, max(intensities) * 1.5]
+    roof.plot(edge, [x * copied_gb_s for x in edge], "k-", label="copy bandwidth of this run")
+    for name in names:
+        mine = [row for row in timed if row.variant == name]
+        x = [row.operations_per_byte for row in mine]
+        y = [row.operations_per_byte * row.gb_s for row in mine]
+        roof.scatter(x, y, color=colours[name], label=name, s=28)
+    roof.set(xscale="log", yscale="log", xlabel="operations / byte", ylabel="Gop/s")
+    roof.legend(fontsize=7)
+    position = 0.0
+    ticks = []
+    for benchmark, case in groups:
+        mine = [row for row in timed if (row.benchmark, row.case) == (benchmark, case)]
+        ticks.append((position + (len(mine) - 1) / 2, f"{benchmark}\n{case}"))
+        for row in mine:
+            times = 1 / row.share_of_copy
+            bars.barh(position, times, color=colours[row.variant])
+            bars.text(
+                times, position, f" {row.variant} {row.median_ms:.3g} ms", va="center", size=6
+            )
+            position += 1
+        position += 1
+    bars.axvline(1.0, color="k")
+    bars.set(xscale="log", xlabel="time / (fewest bytes at copy bandwidth)", ylim=(position, -1))
+    bars.set_yticks([y for y, _ in ticks], [text for _, text in ticks], fontsize=7)
+    bars.set_xlim(right=max(1 / row.share_of_copy for row in timed) * 3)
+    place = machine.get("gpu", f"CPU, {machine['threads']} threads")
+    figure.suptitle(
+        f"detlogp bench: {place}, copy {copied_gb_s / 1000:.2f} TB/s, torch {machine['torch']}, "
+        f"commit {machine['commit']}, {machine['date']}"
+    )
+    return figure

@@ -1,0 +1,137 @@
+"""Runs routes to a derivative under PyTorch's profiler, and says whose kernels really ran."""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import detlogp
+from detlogp.evidence.problems import FORMS, Form, detlogp_function, make_problem
+from detlogp.evidence.routes import ALL, ROUTES, THREEFOLD
+
+TRAINING = "training"
+_CPU, _CUDA = torch._C._autograd.DeviceType.CPU, torch._C._autograd.DeviceType.CUDA
+_FUSED = {"detlogp::logp_with_stats", "detlogp::logp_backward"}
+_DERIVATIVE = {
+    f"detlogp::{name}"
+    for name in ("logp_backward", "logp_second_order", "logp_tangent", "probability", "row_sum")
+}
+
+
+class Ran(NamedTuple):
+    """How often each operator and each kernel ran in one route, the library's own apart."""
+
+    route: str
+    kind: str  # "training", or the number of derivatives
+    own_operators: dict[str, int]
+    aten_operators: dict[str, int]
+    own_kernels: dict[str, int]  # empty on the CPU, where an operator is its kernel
+    other_kernels: dict[str, int]
+    complaint: str  # empty where it is as it should be
+
+
+def probe(device: str, quick: bool) -> Iterator[Ran]:
+    """Ordinary training in every form, then every route that PyTorch itself can do."""
+    for form in (*FORMS, Form("out", False)):
+        yield _judge(f"{TRAINING}, {form.name}", TRAINING, _training(form, device), device)
+    for name in routes(quick):
+        yield _judge(name, str(ALL[name].order), _route(name, device), device)
+
+
+def count(quick: bool) -> int:
+    return len(FORMS) + 1 + len(routes(quick))
+
+
+def routes(quick: bool) -> list[str]:
+    right = [name for name, route in ALL.items() if route.expected == "right"]
+    return (
+        [name for name in right if name in ROUTES and ROUTES[name].order <= 2] if quick else right
+    )
+
+
+def _training(form: Form, device: str) -> Callable[[], object]:
+    problem = make_problem(4, 5, device, seed=3).to(torch.float32)
+    leaf = problem.logits.requires_grad_()
+    if form.indexed == "out":
+        out = torch.empty(4, device=device)
+        return lambda: detlogp.logp(leaf, problem.token_ids, out=out.detach()).sum().backward()
+    function = detlogp_function(form, problem.token_ids)
+
+    def step() -> None:
+        function(leaf).sum().backward()
+
+    return step
+
+
+def _route(name: str, device: str) -> Callable[[], Tensor]:
+    route = ALL[name]
+    dtype = torch.float64 if route.float64_only else torch.float32
+    size = (3, 2) if name in THREEFOLD else (4, 5)
+    problem = make_problem(*size, device, seed=3).to(dtype)
+    function = detlogp_function(FORMS[0], problem.token_ids)
+    return lambda: route.run(function, problem.logits, problem.directions)
+
+
+def _judge(name: str, kind: str, run: Callable[[], object], device: str) -> Ran:
+    run()  # what only the first call does is not recorded
+    activities = [ProfilerActivity.CPU]
+    on_cuda = device.startswith("cuda")
+    if on_cuda:
+        torch.cuda.synchronize()
+        activities.append(ProfilerActivity.CUDA)
+    profiler = profile(activities=activities, acc_events=True)
+    with _quiet_stderr():
+        profiler.start()
+    run()
+    if on_cuda:
+        torch.cuda.synchronize()
+    with _quiet_stderr():
+        profiler.stop()
+    events: Any = profiler.events()
+    operators = Counter(e.name for e in events if e.device_type == _CPU)
+    kernels = Counter(_short(e.name) for e in events if e.device_type == _CUDA)
+    own = {operator: n for operator, n in operators.items() if operator.startswith("detlogp::")}
+    aten = {operator: n for operator, n in operators.items() if operator.startswith("aten::")}
+    own_kernels = {kernel: n for kernel, n in kernels.items() if kernel.startswith("detlogp::")}
+    others = {kernel: n for kernel, n in kernels.items() if kernel not in own_kernels}
+    complaint = _complaint(kind, own)
+    if not complaint and on_cuda and not own_kernels:
+        complaint = "the profiler saw no kernel of the library"
+    return Ran(name, kind, own, aten, own_kernels, others, complaint)
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """The profiler announces each start and stop on standard error, from C++."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(nowhere)
+        os.close(kept)
+
+
+def _short(kernel: str) -> str:
+    """A kernel's name without its return type, template and call arguments."""
+    name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return name.partition("(")[0].partition("<")[0][:120]
+
+
+def _complaint(kind: str, own: dict[str, int]) -> str:
+    if kind == TRAINING:
+        if set(own) == _FUSED and set(own.values()) == {1}:
+            return ""
+        return f"training ran {', '.join(sorted(own)) or 'nothing of the library'}"
+    if kind == "0" or _DERIVATIVE & set(own):
+        return ""
+    return "no derivative kernel of the library ran"
