@@ -1,6 +1,6 @@
 """The command line, `detlogp COMMAND ...`: one file per command.
 
-Exit codes: 0, done; 1, `detlogp score` found that detlogp's own bits differ; 2, a bad argument.
+Exit codes: 0, done; 1, what was checked does not hold; 2, a bad argument.
 """
 
 import argparse
@@ -8,12 +8,19 @@ import sys
 from collections.abc import Sequence
 
 from detlogp import __version__
-from detlogp.cli import audit, bench, info, probe, score
+from detlogp.cli import audit, bench, info, probe, score, validate
 from detlogp.cli._command import CommandError
 
 __all__ = ["main"]
 
-COMMANDS = (info.COMMAND, score.COMMAND, audit.COMMAND, probe.COMMAND, bench.COMMAND)
+COMMANDS = (
+    info.COMMAND,
+    score.COMMAND,
+    audit.COMMAND,
+    probe.COMMAND,
+    validate.COMMAND,
+    bench.COMMAND,
+)
 
 
 def _parser() -> argparse.ArgumentParser:

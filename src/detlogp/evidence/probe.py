@@ -36,16 +36,27 @@ class Ran(NamedTuple):
     complaint: str  # empty where it is as it should be
 
 
+TRAINING_FORMS = (*FORMS, Form("out", False))
+
+
 def probe(device: str, quick: bool) -> Iterator[Ran]:
     """Ordinary training in every form, then every route that PyTorch itself can do."""
-    for form in (*FORMS, Form("out", False)):
-        yield _judge(f"{TRAINING}, {form.name}", TRAINING, _training(form, device), device)
+    for form in TRAINING_FORMS:
+        yield probe_training(form, device)
     for name in routes(quick):
-        yield _judge(name, str(ALL[name].order), _route(name, device), device)
+        yield probe_route(name, device)
 
 
 def count(quick: bool) -> int:
-    return len(FORMS) + 1 + len(routes(quick))
+    return len(TRAINING_FORMS) + len(routes(quick))
+
+
+def probe_training(form: Form, device: str) -> Ran:
+    return _judge(f"{TRAINING}, {form.name}", TRAINING, _training(form, device), device)
+
+
+def probe_route(name: str, device: str) -> Ran:
+    return _judge(name, str(ALL[name].order), _route(name, device), device)
 
 
 def routes(quick: bool) -> list[str]:

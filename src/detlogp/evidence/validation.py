@@ -1,0 +1,118 @@
+"""Runs the acceptance, one check at a time, and keeps a row for each as soon as it is known."""
+
+import csv
+import hashlib
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from detlogp.evidence.sections import SECTIONS, Check, Options, Result
+
+MANIFEST = "manifest.sha256"
+
+
+class Row(NamedTuple):
+    """A line of cases.csv. `error` and `tolerance` are empty where a check has none."""
+
+    section: str
+    case: str
+    dtype: str
+    device: str
+    order: str
+    method: str
+    outcome: str  # "pass", "fail" or "skip"
+    reason: str
+    error: str
+    tolerance: str
+    seconds: str
+
+
+Key = tuple[str, str, str, str]
+
+
+def plan(sections: list[str], options: Options) -> list[tuple[str, Check]]:
+    return [(name, check) for name in sections for check in SECTIONS[name](options)]
+
+
+def run(
+    folder: Path, checks: list[tuple[str, Check]], device: str, resume: bool
+) -> Iterator[tuple[Row, bool]]:
+    """Every row, and whether an earlier run had it. Rows go to cases.csv and log.txt at once."""
+    path = folder / "cases.csv"
+    known = read(path) if resume else {}
+    with path.open("w", newline="") as table, (folder / "log.txt").open("a") as log:
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(Row._fields)
+        log.write(f"{datetime.now().isoformat(timespec='seconds')} start, {len(checks)} checks\n")
+        try:
+            for section, check in checks:
+                row = known.pop((section, check.name, check.dtype, device), None)
+                earlier = row is not None and row.outcome == "pass"
+                if row is None or not earlier:
+                    row = _run(section, check, device)
+                    log.write(f"{row.outcome} {section}: {check.name}, {row.dtype}: {row.reason}\n")
+                writer.writerow(row)
+                table.flush()
+                log.flush()
+                yield row, earlier
+        finally:
+            # What an earlier run had and this one did not come to.
+            writer.writerows(known.values())
+
+
+def _run(section: str, check: Check, device: str) -> Row:
+    start = time.perf_counter()
+    try:
+        result = check.run()
+    except Exception as error:
+        result = Result("fail", " ".join(f"{type(error).__name__}: {error}".split())[:300])
+    order = "" if check.order is None else str(check.order)
+    numbers = (_text(result.error), _text(result.tolerance))
+    seconds = f"{time.perf_counter() - start:.3f}"
+    what = (section, check.name, check.dtype, device, order, check.method)
+    return Row(*what, result.outcome, result.reason, *numbers, seconds)
+
+
+def _text(number: float | None) -> str:
+    return "" if number is None else f"{number:.4g}"
+
+
+def read(path: Path) -> dict[Key, Row]:
+    """The whole rows of a cases.csv, which an interrupted run may have left."""
+    if not path.is_file():
+        return {}
+    with path.open(newline="") as file:
+        rows = [Row(*line) for line in csv.reader(file) if len(line) == len(Row._fields)]
+    return {(row.section, row.case, row.dtype, row.device): row for row in rows[1:]}
+
+
+def write_manifest(folder: Path) -> None:
+    """SHA-256 of every file, as `sha256sum -c` reads it."""
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n"
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    ]
+    (folder / MANIFEST).write_text("".join(lines))
+
+
+def verify_manifest(folder: Path) -> list[str]:
+    """What differs from the manifest: a changed, missing or unlisted file, one line each."""
+    listed = {}
+    for line in (folder / MANIFEST).read_text().splitlines():
+        digest, _, name = line.partition("  ")
+        listed[name] = digest
+    complaints = []
+    for name, digest in listed.items():
+        path = folder / name
+        if not path.is_file():
+            complaints.append(f"missing: {name}")
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            complaints.append(f"changed: {name}")
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and name != MANIFEST and name not in listed:
+            complaints.append(f"not in the manifest: {name}")
+    return complaints
