@@ -47,7 +47,7 @@ def _masked(logits: Tensor, token_ids: Tensor) -> Rows:
     masked = logits.clone()
     ids = token_ids.clone()
     for row in range(len(masked)):
-        count = min((1024, 2048, 65536)[row % 3], vocab - 1)
+        count = min((1024, 2048, 65536)[row % 3], vocab // 2)
         masked[row, :count] = -torch.inf
         ids[row] = count + int(ids[row]) % (vocab - count)
     token = logits[-1, ids[-1]].clone()

@@ -156,7 +156,7 @@ def _fill(row: Row, work: Work, times_ms: list[float], copied_gb_s: float) -> Ro
         median_ms=round(median_ms, 5),
         low_ms=round(min(times_ms), 5),
         high_ms=round(max(times_ms), 5),
-        gb_s=round(gb_s, 1),
+        gb_s=round(gb_s, 3),
         share_of_copy=round(gb_s / copied_gb_s, 4),
         operations_per_byte=round(work.operations / work.minimum_bytes, 3),
     )

@@ -1,0 +1,70 @@
+"""`detlogp bench`: what it times, the yardstick, and the files."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from detlogp.cli import main
+from detlogp.evidence import timing
+from detlogp.evidence.peers import PEERS
+from detlogp.evidence.works import FIRST_ORDER, SECOND_ORDER, Case, make_inputs
+
+
+def test_command(tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--device", device, "--quick", "--rounds", "2", "--output", str(tmp_path)]
+    assert main(["bench", "detlogp", "torch-log-softmax", *arguments]) == 0
+    with (tmp_path / "bench.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    timed = [row for row in rows if row["method"] != "host"]
+    assert {row["benchmark"] for row in timed} == {*FIRST_ORDER, *SECOND_ORDER}
+    assert {row["variant"] for row in timed} == {"detlogp", "torch-log-softmax"}
+    methods = {"graph", "eager"} if device == "cuda" else {"clock"}
+    assert {row["method"] for row in timed} == methods
+    for row in timed:
+        assert float(row["low_ms"]) <= float(row["median_ms"]) <= float(row["high_ms"])
+        share = float(row["gb_s"]) / float(row["copy_gb_s"])
+        assert float(row["share_of_copy"]) == pytest.approx(share, abs=1e-3)
+        assert row["torch"] == torch.__version__
+        assert row["build_id"]
+        if device == "cuda":
+            assert row["gpu"]
+            assert row["driver"]
+            assert int(row["extra_bytes"]) > 0
+    assert (tmp_path / "bench.png").stat().st_size > 10000
+    assert "of copy" in capsys.readouterr().out
+
+
+def test_what_is_timed(device: str) -> None:
+    """Every work gives what its name says, and counts the bytes that it must move."""
+    case = Case(4, 300, torch.float32)
+    inputs = make_inputs(case, device)
+    run = PEERS["detlogp"].load()
+    for name, benchmark in (FIRST_ORDER | SECOND_ORDER).items():
+        work = benchmark(run, case, inputs)
+        result = work.call()
+        tensors = result if isinstance(result, tuple) else (result,)
+        last = tensors[-1]
+        assert isinstance(last, torch.Tensor)
+        assert last.shape == ((4,) if name == "forward" else (4, 300))
+        passes = {"forward": 1, "backward": 2, "forward + backward": 3}.get(name, 6)
+        assert work.minimum_bytes == passes * 4 * 300 * 4
+
+
+def test_a_variant_that_fails_is_a_row_with_its_reason(device: str) -> None:
+    def fails(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        raise ValueError("cannot")
+
+    variants = {"fails": fails, "detlogp": PEERS["detlogp"].load()}
+    case = Case(4, 300, torch.float32)
+    for name in ("forward", "backward"):
+        rows = list(timing.measure(name, FIRST_ORDER[name], case, variants, device, 1, 1.0))
+        assert rows[0].reason == "ValueError: cannot"
+        assert rows[0].median_ms == 0
+        assert rows[-1].median_ms > 0
+
+
+def test_unknown_variant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "nobody", "--device", "cpu", "--quick"]) == 2
+    assert "got nobody" in capsys.readouterr().err
