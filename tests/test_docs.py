@@ -13,7 +13,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = {"python", "bash", "text", "json"}
 TITLES = {"", "on a GPU", "slow"}
 # Other programs, which are not run: a GPU, a network or a build would be needed.
-NOT_RUN = {"cuobjdump", "git", "ncu", "nsys", "nvidia-smi", "pytest"}
+NOT_RUN = {"cuobjdump", "git", "ncu", "nsys", "nvcc", "nvidia-smi", "pytest"}
 FIRST_WORDS = {"detlogp", "python", "make", "pip", *NOT_RUN}
 # The claim of a print in an example: print(torch.equal(one, other))   # True
 PRINTED = re.compile(r"#\s*((?:True|False)(?: (?:True|False))*)\s*$")
@@ -111,12 +110,13 @@ def run_examples(text: str, page: str) -> None:
 
 def parse(words: list[str], where: str) -> None:
     """The command line of `detlogp` has these options."""
-    said = io.StringIO()
+    said, code = io.StringIO(), None
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             cli._parser().parse_args(words[1:])
     except SystemExit as stop:
-        assert stop.code == 0, f"{where}: {shlex.join(words)}\n{said.getvalue()}"
+        code = stop.code
+    assert not code, f"{where}: {shlex.join(words)}\n{said.getvalue()}"
 
 
 def execute(command: Command, folder: Path, where: str) -> None:
@@ -132,7 +132,9 @@ def execute(command: Command, folder: Path, where: str) -> None:
 
 def check_pip(words: list[str], where: str) -> None:
     """The extras and the build settings that are named exist."""
-    known = metadata("detlogp").get_all("Provides-Extra") or []
+    project = (ROOT / "pyproject.toml").read_text()
+    optional = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    known = re.findall(r"^(\w+) =", optional, re.MULTILINE)
     cmake = (ROOT / "CMakeLists.txt").read_text()
     for word in words:
         if (extras := re.search(r"\[(.+)\]$", word)) is not None:

@@ -4,6 +4,7 @@ import csv
 import itertools
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,6 +116,28 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
     rows = _rows(tmp_path)
     assert [row["outcome"] for row in rows] == ["pass", "fail", "pass", "pass"]
     assert rows[1]["reason"] == "RuntimeError: broken"
+
+
+def test_a_terminated_run_leaves_a_report(tmp_path: Path) -> None:
+    """SIGTERM, as `timeout` and batch systems send it."""
+    command = [
+        sys.executable,
+        "-m",
+        "detlogp",
+        "validate",
+        "--device",
+        "cpu",
+        "--section",
+        "orders",
+    ]
+    with subprocess.Popen([*command, "--output", str(tmp_path)], stdout=subprocess.DEVNULL) as run:
+        while len(validation.read(tmp_path / "cases.csv")) < 5:
+            time.sleep(0.1)
+            assert run.poll() is None
+        run.terminate()
+        assert run.wait() == 1
+    assert "interrupted after" in (tmp_path / "report.html").read_text()
+    assert validation.verify_manifest(tmp_path) == []
 
 
 def test_rows_of_an_interrupted_resume_are_kept(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -79,20 +78,13 @@ def _differentiable(variants: Mapping[str, Implementation]) -> dict[str, Impleme
 def collect(
     variants: Mapping[str, Implementation], jobs: Jobs, device: str, rounds: int
 ) -> tuple[list[Row], float]:
-    # A backward runs on its forward's stream, and a graph is captured on a stream that is not the
-    # default one: so everything runs on one side stream.
-    on_cuda = device.startswith("cuda")
-    side = torch.cuda.stream(torch.cuda.Stream(device)) if on_cuda else nullcontext()
     rows: list[Row] = []
-    with side:
-        copied = timing.copy_gb_s(device)
-        for name, benchmark, case in track(jobs, description="bench"):
-            chosen = dict(variants)
-            if name in SECOND_ORDER:
-                # Others are wrong there, or raise: see `detlogp audit`.
-                chosen = _differentiable(variants)
-            rows += timing.measure(name, benchmark, case, chosen, device, rounds, copied)
-            timing.release(device)
+    copied = timing.copy_gb_s(device)
+    for name, benchmark, case in track(jobs, description="bench"):
+        # At second order others are wrong, or raise: see `detlogp audit`.
+        chosen = _differentiable(variants) if name in SECOND_ORDER else variants
+        rows += timing.measure(name, benchmark, case, chosen, device, rounds, copied)
+        timing.release(device)
     return rows, copied
 
 

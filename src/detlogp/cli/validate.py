@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import warnings
 from pathlib import Path
 
@@ -101,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
     checks = validation.plan(args.section or list(SECTIONS), options)
     rows: list[Row] = []
     status = "complete"
+    # As Ctrl-C, so that the report is written.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     # PyTorch's own, of torch.func.jvp and linearize.
     warnings.filterwarnings("ignore", message=r".*torch\.jit\.script")
     warnings.filterwarnings("ignore", message=".*get_attr Node")
@@ -117,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
         status = f"stopped by {type(error).__name__} after {len(rows)} of {len(checks)} checks"
         raise
     finally:
+        signal.signal(signal.SIGTERM, before)
         report.write(folder, rows, machine, status)
     show(console, report.counts(rows), rows)
     console.print(f"{status}; written: {folder}/report.html", soft_wrap=True)

@@ -8,13 +8,14 @@ Inputs rotate, and are larger than the cache. The copy bandwidth of the run is t
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from detlogp.evidence.peers import Implementation
-from detlogp.evidence.works import Benchmark, Case, Work, make_inputs
+from detlogp.evidence.works import Benchmark, Case, Inputs, Work, make_inputs
 
 
 class Row(NamedTuple):
@@ -112,10 +113,46 @@ def measure(
     device: str,
     rounds: int,
     copied_gb_s: float,
-) -> Iterator[Row]:
+) -> list[Row]:
     """Two inputs in turn, so that none is found in the cache; two turns warm up."""
-    inputs = [make_inputs(case, device) for _ in range(2)]
-    pool = torch.cuda.graph_pool_handle() if device.startswith("cuda") else None
+    with _side_stream(device):
+        inputs = [make_inputs(case, device, seed) for seed in range(2)]
+        works, failed = _make_works(benchmark, case, variants, inputs)
+        pool = torch.cuda.graph_pool_handle() if device.startswith("cuda") else None
+        timers = {v: [_timers(work, device, pool) for work in pair] for v, pair in works.items()}
+        extra = {v: _extra(pair[0], timers[v][0], device) for v, pair in works.items()}
+        times = _take_turns(timers, rounds)
+    rows = []
+    nothing = (0.0,) * 6
+    for variant in variants:
+        if variant in failed:
+            rows.append(Row(name, case.name(), variant, "", *nothing, None, failed[variant]))
+            continue
+        for method, timer in timers[variant][0].items():
+            reason = timer if isinstance(timer, str) else ""
+            row = Row(name, case.name(), variant, method, *nothing, extra[variant], reason)
+            numbers = times.get((variant, method))
+            rows.append(
+                row if numbers is None else _fill(row, works[variant][0], numbers, copied_gb_s)
+            )
+    return rows
+
+
+def _side_stream(device: str) -> Any:
+    """A backward runs on its forward's stream, and a graph is captured on a stream that is not the
+    default one: so everything runs on one side stream."""
+    if device.startswith("cuda"):
+        return torch.cuda.stream(torch.cuda.Stream(device))
+    return nullcontext()
+
+
+def _make_works(
+    benchmark: Benchmark,
+    case: Case,
+    variants: Mapping[str, Implementation],
+    inputs: list[Inputs],
+) -> tuple[dict[str, list[Work]], dict[str, str]]:
+    """And why there is none for those that refuse."""
     works: dict[str, list[Work]] = {}
     failed: dict[str, str] = {}
     for variant, run in variants.items():
@@ -123,8 +160,12 @@ def measure(
             works[variant] = [benchmark(run, case, chosen) for chosen in inputs]
         except Exception as error:
             failed[variant] = _one_line(error)
-    timers = {v: [_timers(work, device, pool) for work in pair] for v, pair in works.items()}
-    extra = {v: _extra(pair[0], timers[v][0], device) for v, pair in works.items()}
+    return works, failed
+
+
+def _take_turns(
+    timers: dict[str, list[dict[str, Timer | str]]], rounds: int
+) -> dict[tuple[str, str], list[float]]:
     times: dict[tuple[str, str], list[float]] = {}
     for turn in range(rounds + 2):
         for variant, pair in timers.items():
@@ -133,16 +174,7 @@ def measure(
                     elapsed = timer()
                     if turn >= 2:
                         times.setdefault((variant, method), []).append(elapsed)
-    nothing = (0.0,) * 6
-    for variant in variants:
-        if variant in failed:
-            yield Row(name, case.name(), variant, "", *nothing, None, failed[variant])
-            continue
-        for method, timer in timers[variant][0].items():
-            reason = timer if isinstance(timer, str) else ""
-            numbers = times.get((variant, method))
-            row = Row(name, case.name(), variant, method, *nothing, extra[variant], reason)
-            yield row if numbers is None else _fill(row, works[variant][0], numbers, copied_gb_s)
+    return times
 
 
 def _extra(work: Work, timers: dict[str, Timer | str], device: str) -> int | None:
