@@ -118,8 +118,7 @@ def measure(
     with _side_stream(device):
         inputs = [make_inputs(case, device, seed) for seed in range(2)]
         works, failed = _make_works(benchmark, case, variants, inputs)
-        pool = torch.cuda.graph_pool_handle() if device.startswith("cuda") else None
-        timers = {v: [_timers(work, device, pool) for work in pair] for v, pair in works.items()}
+        timers = {v: _pair_of_timers(pair, device) for v, pair in works.items()}
         extra = {v: _extra(pair[0], timers[v][0], device) for v, pair in works.items()}
         times = _take_turns(timers, rounds)
     rows = []
@@ -161,6 +160,12 @@ def _make_works(
         except Exception as error:
             failed[variant] = _one_line(error)
     return works, failed
+
+
+def _pair_of_timers(works: list[Work], device: str) -> list[dict[str, Timer | str]]:
+    """The two graphs share memory. Not with another variant's: a failed capture spoils the pool."""
+    pool = torch.cuda.graph_pool_handle() if device.startswith("cuda") else None
+    return [_timers(work, device, pool) for work in works]
 
 
 def _take_turns(
