@@ -30,7 +30,11 @@ def draw_errors(rows: Rows, path: Path) -> None:
     figure, axes = plt.subplots(2, 2, figsize=(13, 9), sharex=True, layout="constrained")
     methods = list(dict.fromkeys(row["method"] for row in rows))
     for axis, dtype in zip(axes.flat, DTYPES, strict=True):
-        measured = [row for row in rows if row["dtype"] == dtype and row["error"]]
+        measured = [
+            row
+            for row in rows
+            if row["dtype"] == dtype and row["error"] and row["outcome"] != "skip"
+        ]
         for number, method in enumerate(methods):
             _draw_method(axis, [row for row in measured if row["method"] == method], number, method)
         axis.set(yscale="log", title=dtype, xlabel="order", ylabel="largest absolute error")
@@ -59,7 +63,7 @@ def _draw_method(axis: Axes, rows: Rows, number: int, label: str) -> None:
     axis.plot(orders, [worst[o][1] for o in orders], "--", color=colour, linewidth=0.8)
     for order in orders:
         if worst[order][0] == 0:
-            place = (order + 0.08 * number, 0.02)
+            place = (order + 0.18 * number, 0.02)
             axis.annotate("0", place, xycoords=("data", "axes fraction"), color=colour, size=9)
 
 

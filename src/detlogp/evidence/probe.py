@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,12 +98,15 @@ def _judge(name: str, kind: str, run: Callable[[], object], device: str) -> Ran:
         torch.cuda.synchronize()
         activities.append(ProfilerActivity.CUDA)
     profiler = profile(activities=activities)
-    with _quiet_stderr():
+    with _quiet_stderr(), warnings.catch_warnings():
+        # That events of earlier cycles are cleared: there is one.
+        warnings.filterwarnings("ignore", message=".*Profiler clears events")
         profiler.start()
     run()
     if on_cuda:
         torch.cuda.synchronize()
-    with _quiet_stderr():
+    with _quiet_stderr(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Profiler clears events")
         profiler.stop()
     # The raw events: making a tree of them, as profiler.events() does, takes ten times as long.
     raw: Any = profiler.profiler

@@ -58,6 +58,8 @@ def _judge(name: str, form: Form, dtype: torch.dtype, device: str) -> Result:
     outcome = _OUTCOMES[found.outcome]
     if found.outcome == "right":
         return Result(outcome, "within the tolerance", found.error, found.tolerance)
+    if found.outcome == "skipped":
+        return Result(outcome, found.reason)
     if found.outcome == "raised":
         return Result(outcome, f"raises, as it must: {found.reason}")
     return Result(outcome, found.reason, found.error, found.tolerance)
