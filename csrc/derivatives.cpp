@@ -12,7 +12,7 @@ Tensor probability(
   args.rows = to_rows(logits, token_ids, mask);
   args.row_max = per_row_data(row_max, compute_dtype, logits, "row_max");
   args.log_sum = per_row_data(log_sum, compute_dtype, logits, "log_sum");
-  Tensor result = empty_on(logits, logits.sizes().data(), logits.dim(), compute_dtype);
+  Tensor result = empty_matrix(logits, compute_dtype);
   args.probability = result.data_ptr();
   run(logits, args, args.rows.count, args.rows.vocab, double_arithmetic, cpu::kernels().probability,
       DETLOGP_LAUNCH(probability));
@@ -69,7 +69,7 @@ std::tuple<Tensor, Tensor, Tensor> logp_second_order(
   args.grad_logp = grad_logp.has_value() ? data(*grad_logp, "grad_logp") : nullptr;
   args.grad_lse = grad_lse.has_value() ? data(*grad_lse, "grad_lse") : nullptr;
   args.cotangent = to_operand(cotangent, logits, "cotangent");
-  Tensor grad_logits = empty_on(logits, logits.sizes().data(), logits.dim(), logits.scalar_type());
+  Tensor grad_logits = empty_matrix(logits, logits.scalar_type());
   Tensor grad_grad_logp = empty_per_row(logits, compute_dtype);
   Tensor grad_grad_lse = empty_per_row(logits, compute_dtype);
   args.grad_logits = grad_logits.data_ptr();

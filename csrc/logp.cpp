@@ -87,7 +87,7 @@ Tensor logp_backward(
   args.log_sum = data(log_sum, "log_sum");
   args.grad_logp = grad_logp.has_value() ? data(*grad_logp, "grad_logp") : nullptr;
   args.grad_lse = grad_lse.has_value() ? data(*grad_lse, "grad_lse") : nullptr;
-  Tensor result = empty_on(logits, logits.sizes().data(), logits.dim(), logits.scalar_type());
+  Tensor result = empty_matrix(logits, logits.scalar_type());
   args.grad_logits = result.data_ptr();
   run(logits, args, args.rows.count, args.rows.vocab, double_arithmetic, cpu::kernels().backward,
       DETLOGP_LAUNCH(backward));

@@ -2,6 +2,10 @@
 
 #include <array>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #if defined(DETLOGP_CUDA)
 #include <dlfcn.h>
 
@@ -56,6 +60,24 @@ Tensor empty_on(const Tensor& like, const int64_t* sizes, int64_t dims, ScalarTy
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       dims, sizes, strides.data(), dtype, device_type, like.get_device_index(), &handle));
   return Tensor(handle);
+}
+
+Tensor empty_matrix(const Tensor& logits, ScalarType type) {
+  Tensor result = empty_on(logits, logits.sizes().data(), logits.dim(), type);
+#if defined(__linux__)
+  // Memory that the system has just given is mapped at the first touch, 4 KB at a time: that takes
+  // longer than the arithmetic. Pages of 2 MB are wherever the system lets a program ask for them.
+  constexpr uintptr_t kHugePage = 2 << 20;
+  if (result.is_cpu()) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(result.data_ptr());
+    const uintptr_t end = begin + static_cast<uintptr_t>(result.numel()) * result.element_size();
+    const uintptr_t first = (begin + kHugePage - 1) & ~(kHugePage - 1);
+    if (first + kHugePage <= end) {
+      madvise(reinterpret_cast<void*>(first), (end - first) & ~(kHugePage - 1), MADV_HUGEPAGE);
+    }
+  }
+#endif
+  return result;
 }
 
 namespace {

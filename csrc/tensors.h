@@ -25,6 +25,9 @@ ScalarType scalar_type(Dtype type);
 // new_empty goes through the boxed dispatcher, which costs more than our kernels' launch.
 Tensor empty_on(const Tensor& like, const int64_t* sizes, int64_t dims, ScalarType type);
 
+// A new tensor of logits' shape.
+Tensor empty_matrix(const Tensor& logits, ScalarType type);
+
 // A new tensor of logits' leading shape.
 Tensor empty_per_row(const Tensor& logits, ScalarType type);
 

@@ -1,8 +1,10 @@
 """`detlogp audit` finds what is wrong with an implementation, and nothing where nothing is."""
 
 import csv
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,13 @@ def detached_twice(x, t):
 def wrong_gradient_alone(x, t):
     return logp(x, t) * (1.0 if len(x) > 1 else 1.001)
 
+def not_a_number(x, t):
+    return logp(x, t) * float("nan")
+
+def one_shape_for_one_row(x, t):
+    value = logp(x, t)
+    return value[0] if len(x) == 1 else value
+
 def refuses(x, t):
     raise NotImplementedError("not today")
 
@@ -99,6 +108,8 @@ BROKEN: dict[str, set[str]] = {
     "spreads_nan": {"nan"},
     "counts_calls": set(PROPERTIES),
     "position": {"batch", "chunk", "position", "reorder", "noise", "nan"},
+    # NaN has the same bits as NaN: it must not pass for reproducible.
+    "not_a_number": set(PROPERTIES),
 }
 
 
@@ -140,6 +151,14 @@ def test_layouts(defects: Path, name: str) -> None:
     assert {o for key, o in outcomes.items() if key not in BROKEN[name]} <= {"held"}
 
 
+def test_another_shape_is_refused(defects: Path) -> None:
+    """Two tensors that only broadcast to each other are not the same rows."""
+    assert _run(defects, "one_shape_for_one_row", ("batch", "chunk")) == {
+        "batch": "refused",
+        "chunk": "held",
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
@@ -170,7 +189,8 @@ def test_a_drift_is_measured(defects: Path) -> None:
     assert value.k3_kl == pytest.approx(
         sum(n * (gap * 2.0**-20) ** 2 / 2 for n, gap in ((7, 9), (7, 9), (2, 14))) / 16, rel=0.1
     )
-    assert "chunks of 7, rows from 0: 7 of 7 differ" in value.detail
+    assert value.layout == "chunks of 7"
+    assert "rows from 0: 7 of 7 differ" in value.detail
     assert "is not" in value.detail
     assert "0x" in value.detail
 
@@ -203,7 +223,8 @@ def test_command(defects: Path, tmp_path: Path) -> None:
     assert "http-equiv" not in report
     assert "detlogp audit defects:dies --property chunk" in report
     assert (tmp_path / "audit.png").stat().st_size > 10000
-    again = [*command, "defects:good", "--quick", "--require", "chunk", "--property", "chunk"]
+    script = [str(Path(sys.executable).with_name("detlogp")), *command[3:]]
+    again = [*script, "defects:good", *size, "--require", "all"]
     assert subprocess.run(again, cwd=defects, capture_output=True, check=False).returncode == 0
 
 
@@ -213,6 +234,12 @@ def test_command(defects: Path, tmp_path: Path) -> None:
         (["nobody"], "implementation must be module:function or one of detlogp, torch-log-softmax"),
         (["liger"], "not installed: liger"),
         (["--require", "speed"], "--require must name properties or all, got 'speed'"),
+        (
+            ["--require", "batch", "--property", "chunk"],
+            "--require batch: --property leaves",
+        ),
+        (["--vocab", "0"], "--vocab must be at least 8, got 0"),
+        (["--device", "gpu"], "--device must be cpu, cuda or cuda:N, got 'gpu'"),
         (["--rows", "3"], "--rows must be at least 8, got 3"),
     ],
 )
@@ -221,11 +248,91 @@ def test_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixtur
     assert message in capsys.readouterr().err
 
 
-def test_peers_that_are_here_agree() -> None:
+# What other people's packages look like to their adapters: the same names, arguments and results.
+STANDINS = {
+    "trl/__init__.py": "",
+    "trl/trainer/__init__.py": "",
+    "trl/trainer/utils.py": "from standin import logp as selective_log_softmax",
+    "trl/kernels.py": "import standin\n"
+    "def selective_log_softmax_and_entropy(x, t): return standin.logp(x, t), None",
+    "verl/__init__.py": "",
+    "verl/utils/__init__.py": "",
+    "verl/utils/torch_functional.py": "import standin\n"
+    "def logprobs_from_logits(x, t, inplace_backward=True):\n"
+    "    assert not inplace_backward\n    return standin.logp(x, t)",
+    "liger_kernel/__init__.py": "",
+    "liger_kernel/transformers/__init__.py": "",
+    "liger_kernel/transformers/functional.py": "import standin\n"
+    "def liger_cross_entropy(x, t, reduction='mean'):\n"
+    "    assert reduction == 'none'\n    return -standin.logp(x, t)",
+    "liger_kernel/ops/__init__.py": "",
+    "liger_kernel/ops/grpo_loss.py": "import standin\n"
+    "def fused_selective_log_softmax(x, t, temperature=0.9):\n"
+    "    assert temperature == 1.0 and x.is_contiguous()\n"
+    "    return standin.logp(x[0, :-1], t[0, -(x.shape[1] - 1):])[None]",
+    "flash_attn/__init__.py": "",
+    "flash_attn/ops/__init__.py": "",
+    "flash_attn/ops/triton/__init__.py": "",
+    "flash_attn/ops/triton/cross_entropy.py": "import standin\n"
+    "def cross_entropy_loss(x, t): return -standin.logp(x, t), None",
+    "fla/__init__.py": "",
+    "fla/modules/__init__.py": "",
+    "fla/modules/fused_cross_entropy.py": "import standin\n"
+    "def cross_entropy_loss(x, t): return -standin.logp(x, t), None",
+    "quack/__init__.py": "",
+    "quack/cross_entropy.py": "import standin\n"
+    "def cross_entropy(x, t, reduction='mean'):\n"
+    "    assert reduction == 'none'\n    return -standin.logp(x, t)",
+    "batch_invariant_ops/__init__.py": "import torch\n"
+    "def log_softmax(x, dim): return torch.log_softmax(x, dim)",
+    "rl_engine/__init__.py": "",
+    "rl_engine/runtime/__init__.py": "",
+    "rl_engine/runtime/registry.py": "import standin\n"
+    "class Op:\n    def apply(self, x, t): return standin.logp(x, t)\n"
+    "class Registry:\n    def get_op(self, name):\n"
+    "        assert name == 'logp_deterministic'\n        return Op()\n"
+    "kernel_registry = Registry()",
+    "standin.py": "import torch\n"
+    "def logp(x, t): return torch.log_softmax(x, -1)[torch.arange(len(t)), t]",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in PEERS if name != "torch-compile"])
+def test_adapters(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gives logp [N], whatever its package's own signs, shapes and results are."""
+    for file, text in STANDINS.items():
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    tops = {Path(file).parts[0].removesuffix(".py") for file in STANDINS}
+    for module in [m for m in sys.modules if m.partition(".")[0] in tops]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.syspath_prepend(tmp_path)
+    peer = PEERS[name]
+    assert peer.installed()
     x, t = torch.randn(4, 50), torch.randint(50, (4,))
-    for peer in PEERS.values():
-        if peer.module in ("torch", "detlogp") and peer.name != "torch-compile":
-            torch.testing.assert_close(peer.load()(x, t), PEERS["detlogp"].load()(x, t))
+    try:
+        torch.testing.assert_close(peer.load()(x, t), PEERS["detlogp"].load()(x, t))
+        if name == "trl-kernel":
+            with pytest.raises(ValueError, match="columns must be contiguous"):
+                peer.load()(x.t().contiguous().t(), t)
+    finally:
+        for module in [m for m in sys.modules if m.partition(".")[0] in tops]:
+            del sys.modules[module]
+
+
+def test_ctrl_c_ends_every_process(defects: Path) -> None:
+    """One job is running; the others never start."""
+    (defects / "slow.py").write_text("import time\ndef logp(x, t):\n    time.sleep(60)\n")
+    command = [sys.executable, "-m", "detlogp", "audit", "slow:logp", "--device", "cpu", "--quick"]
+    with subprocess.Popen(
+        command, cwd=defects, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        time.sleep(8)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=10)
+        assert process.returncode != 0
 
 
 @pytest.mark.cuda

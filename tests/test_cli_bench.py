@@ -2,12 +2,14 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from detlogp.cli import main
+from detlogp.cli import bench, main
 from detlogp.evidence import timing
+from detlogp.evidence.kernels import Recorder
 from detlogp.evidence.peers import PEERS
 from detlogp.evidence.works import FIRST_ORDER, SECOND_ORDER, Case, make_inputs
 
@@ -48,6 +50,14 @@ def test_what_is_timed(device: str) -> None:
         last = tensors[-1]
         assert isinstance(last, torch.Tensor)
         assert last.shape == ((4,) if name == "forward" else (4, 300))
+        with Recorder() as recorder:
+            work.call()
+        assert recorder.names() == {
+            "forward": ["logp"],
+            "backward": ["logp_backward"],
+            "forward + backward": ["logp_with_stats", "logp_backward"],
+            "hvp, reverse over reverse": ["logp_with_stats", "logp_backward", "logp_second_order"],
+        }.get(name, recorder.names())
         passes = {"forward": 1, "backward": 2, "forward + backward": 3}.get(name, 6)
         assert work.minimum_bytes == passes * 4 * 300 * 4
 
@@ -63,6 +73,36 @@ def test_a_variant_that_fails_is_a_row_with_its_reason(device: str) -> None:
         assert rows[0].reason == "ValueError: cannot"
         assert rows[0].median_ms == 0
         assert rows[-1].median_ms > 0
+
+
+def test_no_time_for_a_wrong_second_order() -> None:
+    """A gradient that PyTorch cannot differentiate again, and one that it does wrongly."""
+
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(torch.softmax(x, -1), t)
+            return torch.log_softmax(x, -1)[torch.arange(len(t)), t]
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            p, t = ctx.saved_tensors
+            return grad[:, None] * (torch.nn.functional.one_hot(t, p.shape[-1]) - p), None
+
+    def once(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = Once.apply(x, t)  # type: ignore[no-untyped-call]
+        return result
+
+    variants = {"once": once, "detlogp": PEERS["detlogp"].load()}
+    wrong = bench._wrong_at("hvp, reverse over reverse", variants, "cpu")
+    assert list(wrong) == ["once"]
+    assert wrong["once"].startswith("silently wrong: error")
+    assert bench._wrong_at("forward", variants, "cpu") == {}
+
+
+def test_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "detlogp", "--device", "cpu", "--rounds", "0"]) == 2
+    assert "--rounds must be at least 1, got 0" in capsys.readouterr().err
 
 
 def test_unknown_variant(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import detlogp
 from detlogp.cli import main
 from detlogp.evidence import probe
 
+detlogp_logp = detlogp.logp
 # torch.func.linearize's own.
 pytestmark = pytest.mark.filterwarnings("ignore:.*get_attr Node:UserWarning")
 
@@ -51,8 +53,41 @@ def test_complaints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert main(["probe", "--quick", "--device", "cpu"]) == 1
     text = capsys.readouterr().out
     assert "training, dense: training ran nothing of the library" in text
-    assert "reverse 3: no derivative kernel of the library ran" in text
-    assert "vmap:" not in text, "a value alone needs none"
+    for route in ("reverse 1", "reverse 3", "vmap"):
+        assert f"{route}: PyTorch's own aten::" in text
+
+
+class _FusedOnce(torch.autograd.Function):
+    """The library's value and first gradient; every further derivative is plain exp and sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, t: Tensor) -> Tensor:
+        ctx.save_for_backward(x, t)
+        return detlogp_logp(x, t)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, t = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            with torch.enable_grad():
+                leaf = x.detach().requires_grad_()
+                return torch.autograd.grad(detlogp_logp(leaf, t), leaf, grad)[0], None
+        e = (x - x.detach().amax(-1, keepdim=True)).exp()
+        onehot = torch.nn.functional.one_hot(t.clamp(0), x.shape[-1])
+        return grad[:, None] * (onehot - e / e.sum(-1, keepdim=True)), None
+
+
+def _fused_once(logits: Tensor, token_ids: Tensor, **_: object) -> Tensor:
+    result: Tensor = _FusedOnce.apply(logits, token_ids)  # type: ignore[no-untyped-call]
+    return result
+
+
+def test_a_recursive_route_needs_recursive_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detlogp, "logp", _fused_once)
+    assert probe.probe_route("reverse 1", "cpu").complaint == ""
+    for route in ("reverse 2", "reverse 3"):
+        complaint = probe.probe_route(route, "cpu").complaint
+        assert complaint == "no derivative kernel of the library ran"
 
 
 def test_training_must_be_fused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """`detlogp validate`: what a run leaves, what it says when it fails or stops, and its manifest."""
 
 import csv
-import itertools
 import subprocess
 import sys
 import time
@@ -140,14 +139,56 @@ def test_a_terminated_run_leaves_a_report(tmp_path: Path) -> None:
     assert validation.verify_manifest(tmp_path) == []
 
 
-def test_rows_of_an_interrupted_resume_are_kept(tmp_path: Path) -> None:
-    counter = itertools.count()
-    checks = [("out", Check(f"{i}", "", lambda: Result("pass", f"{next(counter)}"))) for i in "abc"]
-    assert len(list(validation.run(tmp_path, checks, "cpu", resume=False))) == 3
-    again = validation.run(tmp_path, checks, "cpu", resume=True)
-    assert next(again)[1]
+def _passing(names: str) -> list[tuple[str, Check]]:
+    return [("out", Check(name, "", lambda: Result("pass", "fine"))) for name in names]
+
+
+def test_rows_of_a_killed_resume_are_kept(tmp_path: Path) -> None:
+    """Rows are added behind the earlier ones, so that no kill can lose any."""
+    table = tmp_path / "cases.csv"
+    assert len(list(validation.run(tmp_path, _passing("abc"), "cpu", {}))) == 3
+    again = validation.run(tmp_path, _passing("dabc"), "cpu", validation.read(table))
+    assert next(again).case == "d"
     again.close()  # type: ignore[attr-defined]
-    assert len(validation.read(tmp_path / "cases.csv")) == 3
+    assert set(row.case for row in validation.read(table).values()) == set("abcd")
+    failing = [("out", Check("a", "", lambda: Result("fail", "now")))]
+    list(validation.run(tmp_path, failing, "cpu", {}))
+    assert {row.case: row.outcome for row in validation.settle(tmp_path)}["a"] == "fail"
+
+
+def test_a_resumed_report_has_the_earlier_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SECTIONS, "out", _checks([lambda: Result("fail", "broken")]))
+    assert _validate(tmp_path, "--section", "out") == 1
+    assert _validate(tmp_path, "--section", "semantics", "--resume") == 1
+    assert "1 checks failed" in (tmp_path / "report.html").read_text()
+
+
+def test_another_build_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _validate(tmp_path, "--section", "out") == 0
+    facts = tmp_path / "machine.json"
+    facts.write_text(facts.read_text().replace('"build_id": "', '"build_id": "0'))
+    assert _validate(tmp_path, "--section", "out", "--resume") == 2
+    assert "--resume needs the build and machine of the folder's rows: build_id was 0" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-order", "-5", "--section", "orders"], "leave no check to run"),
+        (["--device", "tpu"], "--device must be cpu, cuda or cuda:N, got 'tpu'"),
+        (["--device", "cuda:7"], "--device cuda:7: there are"),
+    ],
+)
+def test_errors(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", "--device", "cpu", "--output", str(tmp_path / "new"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.cuda

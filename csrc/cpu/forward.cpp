@@ -36,8 +36,16 @@ DETLOGP_FN Acc find_max(RowReader<T>& reader, int64_t vocab) {
   return result;
 }
 
+template <class T>
+NextRow<T> next_row(const Rows& rows, int64_t row, int64_t last) {
+  if (row + 1 >= last || rows.column_stride != 1 || !Rows::scored(rows, row + 1)) {
+    return {nullptr};
+  }
+  return {static_cast<const T*>(rows.logits) + RowLayout::offset(rows.layout, row + 1)};
+}
+
 template <class T, class Acc>
-void score_row(const ForwardArgs& args, int64_t row) {
+void score_row(const ForwardArgs& args, int64_t row, const NextRow<T>& next) {
   const Rows& rows = args.rows;
   if (!Rows::scored(rows, row)) {
     store_skipped_row<Acc>(args, row);
@@ -48,6 +56,7 @@ void score_row(const ForwardArgs& args, int64_t row) {
   const Acc row_max = find_max<T, Acc>(reader, rows.vocab);
   const Acc sum = sum_in_lanes<Acc>(rows.vocab, [&](Acc* lane, int64_t column, int count) {
     const T* block = RowReader<T>::block(reader, column, count);
+    NextRow<T>::prefetch(next, column, count);
     for (int k = 0; k < count; ++k) {
       lane[k] = add_exp(lane[k], static_cast<Acc>(widen(block[k])) - row_max);
     }
@@ -61,8 +70,9 @@ void score_row(const ForwardArgs& args, int64_t row) {
 template <class Acc>
 void forward(const ForwardArgs& args, int64_t first, int64_t last) {
   visit_dtype(args.rows.logits_type, [&](auto zero) {
+    using T = decltype(zero);
     for (int64_t row = first; row < last; ++row) {
-      score_row<decltype(zero), Acc>(args, row);
+      score_row<T, Acc>(args, row, next_row<T>(args.rows, row, last));
     }
   });
 }

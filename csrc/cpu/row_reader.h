@@ -35,6 +35,22 @@ DETLOGP_FN void open_row(RowReader<T>& reader, const Operand& operand, int64_t r
   reader.column_stride = operand.column_stride;
 }
 
+// The columns of the row that comes next, or nothing. Asked for while the exponentials of this row are
+// computed, so that the next row's max, which does little but read, finds them in the cache.
+template <class T>
+struct NextRow {
+  const T* row;  // null where there is none, or where its columns are strided
+
+  DETLOGP_FN void prefetch(const NextRow& next, int64_t column, int count) {
+    constexpr int kPerLine = 64 / sizeof(T);
+    if (next.row != nullptr) {
+      for (int k = 0; k < count; k += kPerLine) {
+        __builtin_prefetch(next.row + column + k, 0, 2);
+      }
+    }
+  }
+};
+
 // Calls f(column, count) for consecutive blocks of at most kMaxLanes columns.
 template <class F>
 DETLOGP_FN void for_each_block(int64_t vocab, const F& f) {

@@ -5,6 +5,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+
 
 class Command(NamedTuple):
     """One subcommand."""
@@ -30,3 +32,15 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
             f"{purpose} needs {package}, which could not be imported ({error}); "
             f"install it with: pip install detlogp[{extra}]"
         ) from error
+
+
+def choose_device(name: str | None) -> str:
+    """The device that --device names, or CUDA where there is one; CommandError for any other."""
+    chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = chosen.partition(":")
+    there = torch.cuda.device_count() if kind == "cuda" else 1
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        raise CommandError(f"--device must be cpu, cuda or cuda:N, got {chosen!r}")
+    if int(index or 0) >= there:
+        raise CommandError(f"--device {chosen}: there are {there} of that kind")
+    return chosen

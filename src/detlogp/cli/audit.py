@@ -1,24 +1,25 @@
 """`detlogp audit`: runs implementations of logp through what reinforcement learning needs."""
 
 import argparse
+import os
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from detlogp.cli._command import Command, CommandError, import_extra
+from detlogp.cli._command import Command, CommandError, choose_device, import_extra
 from detlogp.evidence import audit, summary
 from detlogp.evidence.layouts import PROPERTIES
 from detlogp.evidence.machine import facts
 from detlogp.evidence.peers import PEERS, Peer, find
-from detlogp.evidence.worker import run_isolated
+from detlogp.evidence.worker import Stop, run_isolated
 
 DESCRIPTION = """\
 Runs implementations f(logits, token_ids) -> logp through the properties that a
@@ -30,9 +31,10 @@ position, chunk, reorder, padding, noise, nan, strides, alignment. Then: inputs
 (the logits are not written to), the accuracy against float64 (accuracy, offset,
 near-certain, masked), bad ids, and the routes to a derivative.
 
-In the tables: "=" held; a percentage, the rows that drift or that are less
-accurate than float32 allows, in the worst size and type; "bad", wrong; "err", it
-raised; "dies", its process ended. Routes: right / raise / silently wrong.
+In the tables: "=" held; a percentage, the rows whose value drifts or is less
+accurate than float32 allows, in the worst size and type; "grad", the gradient
+alone; "bad", wrong; "err", it raised; "dies", its process ended. Routes: right /
+raise / silently wrong.
 
 Every implementation runs in a process of its own. Exit code: 0; 1 when
 a property named by --require did not hold; 2 on an error.
@@ -73,9 +75,10 @@ def _plan(args: argparse.Namespace, device: str) -> list[audit.Job]:
     vocabs = (1000, 50257) if args.quick else (1000, 32000, 50257)
     if on_cuda and not args.quick:
         vocabs = (*vocabs, 151936)
-    rows = args.rows or (64 if args.quick else 4096 if on_cuda else 256)
-    if rows < 8:
-        raise CommandError(f"--rows must be at least 8, got {rows}")
+    rows = (64 if args.quick else 4096 if on_cuda else 256) if args.rows is None else args.rows
+    for name, number in (("--rows", rows), *(("--vocab", vocab) for vocab in args.vocab or ())):
+        if number < 8:
+            raise CommandError(f"{name} must be at least 8, got {number}")
     return list(
         audit.jobs(
             tuple(args.property or audit.NAMES),
@@ -87,7 +90,8 @@ def _plan(args: argparse.Namespace, device: str) -> list[audit.Job]:
 
 
 def _peers(names: Sequence[str], device: str) -> tuple[list[Peer], list[Peer]]:
-    """Those to run, and those that are not installed."""
+    """Those to run, and those that are not installed. A module may lie in the current folder."""
+    sys.path.insert(0, os.getcwd())
     try:
         chosen = [find(name) for name in names or PEERS]
     except ValueError as error:
@@ -109,13 +113,20 @@ def run_all(peers: Sequence[Peer], jobs: Sequence[audit.Job]) -> list[audit.Find
     with Progress() as progress, ThreadPoolExecutor(processes) as pool:
         task = progress.add_task("audit", total=len(jobs) * len(peers))
 
+        stop = Stop()
+
         def one(peer: Peer) -> None:
-            for _, findings in run_isolated(peer, jobs):
+            for _, findings in run_isolated(peer, jobs, stop):
                 found[peer.name].extend(findings)
                 progress.advance(task)
 
-        for future in [pool.submit(one, peer) for peer in peers]:
-            future.result()
+        try:
+            for future in [pool.submit(one, peer) for peer in peers]:
+                future.result()
+        except BaseException:
+            stop()
+            pool.shutdown(cancel_futures=True)
+            raise
     return [finding for peer in peers for finding in found[peer.name]]
 
 
@@ -157,8 +168,8 @@ def show(console: Console, findings: list[audit.Finding], absent: Sequence[Peer]
     if offenders and len(ran) <= 2:
         for offender in offenders:
             console.print(
-                f"{offender.implementation}, {offender.property}, {offender.quantity}, "
-                f"{offender.dtype}, V = {offender.vocab}: {offender.detail}",
+                f"{offender.implementation}, {offender.layout or offender.property}, "
+                f"{offender.quantity}, {offender.dtype}, V = {offender.vocab}: {offender.detail}",
                 highlight=False,
                 markup=False,
             )
@@ -166,32 +177,39 @@ def show(console: Console, findings: list[audit.Finding], absent: Sequence[Peer]
         console.print("First offending rows (again: --property P; all of them: --output DIR)")
         for offender in offenders[:8]:
             console.print(f"  {offender.reproduce}", highlight=False, markup=False, soft_wrap=True)
+        if len(offenders) > 8:
+            console.print(f"  and {len(offenders) - 8} more")
     if absent:
         console.print("not installed: " + ", ".join(peer.name for peer in absent))
 
 
-def _required(text: str) -> tuple[str, ...]:
-    names = audit.NAMES if text == "all" else tuple(name for name in text.split(",") if name)
+def _required(text: str, ran: Sequence[str]) -> tuple[str, ...]:
+    if text == "all":
+        return tuple(ran)
+    names = tuple(name for name in text.split(",") if name)
     for name in names:
         if name not in audit.NAMES:
             raise CommandError(f"--require must name properties or all, got {name!r}")
+        if name not in ran:
+            raise CommandError(f"--require {name}: --property leaves it out")
     return names
 
 
 def run(args: argparse.Namespace) -> int:
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    required = _required(args.require)
+    device = choose_device(args.device)
+    required = _required(args.require, args.property or audit.NAMES)
     plots = None
     if args.output is not None:
         import_extra("matplotlib", "evidence", "--output")
         plots = import_extra("detlogp.evidence.audit_report", "evidence", "--output")
+    machine = facts(device)
     jobs = _plan(args, device)
     peers, absent = _peers(args.implementation, device)
     findings = run_all(peers, jobs)
     console = Console(highlight=False)
     show(console, findings, absent)
     if plots is not None:
-        plots.write(args.output, findings, facts(device), [peer.name for peer in absent])
+        plots.write(args.output, findings, machine, [peer.name for peer in absent])
         console.print(f"written: {args.output}/report.html", soft_wrap=True)
     failed = sorted({f"{f.implementation}: {f.property}" for f in findings if _fails(f, required)})
     if failed:
@@ -200,9 +218,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fails(finding: audit.Finding, required: Sequence[str]) -> bool:
-    return finding.outcome == "not loaded" or (
-        finding.property in required and finding.outcome != "held"
-    )
+    """Where anything is required, an implementation that could not be loaded fails."""
+    concerned = finding.property in required or (required and finding.outcome == "not loaded")
+    return bool(concerned) and finding.outcome != "held"
 
 
 COMMAND = Command(

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from detlogp.cli._command import Command, CommandError, import_extra
+from detlogp.cli._command import Command, CommandError, choose_device, import_extra
 from detlogp.evidence import timing
 from detlogp.evidence.machine import facts
+from detlogp.evidence.matrix import judge_implementation
 from detlogp.evidence.peers import PEERS, Implementation, find
 from detlogp.evidence.timing import Row
 from detlogp.evidence.works import FIRST_ORDER, SECOND_ORDER, Benchmark, Case
@@ -71,7 +72,19 @@ def _variants(names: list[str], device: str) -> dict[str, Implementation]:
     return variants
 
 
-def _differentiable(variants: Mapping[str, Implementation]) -> dict[str, Implementation]:
+def _wrong_at(
+    benchmark: str, variants: Mapping[str, Implementation], device: str
+) -> dict[str, str]:
+    """Whoever has no right second derivative is not timed at it: by name, why."""
+    route = {"hvp, reverse over reverse": "reverse 2", "hvp, forward over reverse": "jvp of grad"}
+    if benchmark not in route:
+        return {}
+    judged = {n: judge_implementation(v, route[benchmark], device) for n, v in variants.items()}
+    words = {"refused": "raises", "broken": "silently wrong"}
+    return {n: f"{words[o]}: {why}" for n, (o, why) in judged.items() if o in words}
+
+
+def _host_variants(variants: Mapping[str, Implementation]) -> dict[str, Implementation]:
     return {n: v for n, v in variants.items() if n in ("detlogp", "torch-log-softmax")}
 
 
@@ -81,9 +94,12 @@ def collect(
     rows: list[Row] = []
     copied = timing.copy_gb_s(device)
     for name, benchmark, case in track(jobs, description="bench"):
-        # At second order others are wrong, or raise: see `detlogp audit`.
-        chosen = _differentiable(variants) if name in SECOND_ORDER else variants
+        wrong = _wrong_at(name, variants, device)
+        chosen = {variant: run for variant, run in variants.items() if variant not in wrong}
         rows += timing.measure(name, benchmark, case, chosen, device, rounds, copied)
+        nothing = (0.0,) * 6
+        for variant, reason in wrong.items():
+            rows.append(Row(name, case.name(), variant, "", *nothing, None, reason))
         timing.release(device)
     return rows, copied
 
@@ -109,15 +125,18 @@ def show(console: Console, rows: list[Row], copied: float) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device(args.device)
+    rounds = (5 if args.quick else 20) if args.rounds is None else args.rounds
+    if rounds < 1:
+        raise CommandError(f"--rounds must be at least 1, got {rounds}")
+    machine = facts(device)
     report = None
     if args.output is not None:
         import_extra("matplotlib", "evidence", "--output")
         report = import_extra("detlogp.evidence.bench_report", "evidence", "--output")
     variants = _variants(args.variant, device)
     on_cuda = device.startswith("cuda")
-    host = timing.host_us(_differentiable(variants), device) if on_cuda else {}
-    rounds = args.rounds or (5 if args.quick else 20)
+    host = timing.host_us(_host_variants(variants), device) if on_cuda else {}
     rows, copied = collect(variants, _jobs(device, args.quick), device, rounds)
     console = Console(highlight=False)
     show(console, rows, copied)
@@ -126,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
         times_ms = (microseconds / 1e3,) * 3
         rows.append(Row("host time", "64 x 1000 bfloat16", name, "host", *times_ms, 0, 0, 0, None))
     if report is not None:
-        report.write(args.output, rows, facts(device), copied)
+        report.write(args.output, rows, machine, copied)
         console.print(f"written: {args.output}/bench.csv, bench.png", soft_wrap=True)
     return 0
 

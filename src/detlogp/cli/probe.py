@@ -6,13 +6,12 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-import torch
 from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from detlogp.cli._command import Command
+from detlogp.cli._command import Command, choose_device
 from detlogp.evidence import probe
 from detlogp.evidence.machine import facts
 
@@ -22,8 +21,8 @@ and records which kernels really ran, the library's own and others apart, with
 versions, build and device.
 
 Exit code: 0; 1 where ordinary training did not use exactly the fused forward
-and backward, or a route ran without a derivative kernel of the library; 2 on an
-error.
+and backward, a route ran without a derivative kernel of the library, or ran
+PyTorch's own softmax; 2 on an error.
 """
 
 
@@ -63,7 +62,7 @@ def show(console: Console, ran: list[probe.Ran]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device(args.device)
     ran = collect(device, args.quick)
     console = Console(highlight=False)
     show(console, ran)

@@ -6,14 +6,13 @@ import signal
 import warnings
 from pathlib import Path
 
-import torch
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from detlogp.cli._command import Command, CommandError, import_extra
-from detlogp.evidence import probe, validation
+from detlogp.cli._command import Command, CommandError, choose_device, import_extra
+from detlogp.evidence import validation
 from detlogp.evidence.machine import facts
 from detlogp.evidence.sections import SECTIONS, Options
 from detlogp.evidence.validation import Row
@@ -69,14 +68,6 @@ def _folder(args: argparse.Namespace) -> Path:
     return folder
 
 
-def _write_probe(folder: Path, rows: list[Row], options: Options) -> None:
-    """The probe's full record beside its verdicts, where that section ran."""
-    if any(row.section == "probe" for row in rows):
-        ran = [item._asdict() for item in probe.probe(options.device, quick=True)]
-        record = {"machine": facts(options.device), "routes": ran}
-        (folder / "probe.json").write_text(json.dumps(record, indent=1) + "\n")
-
-
 def show(console: Console, counts: dict[str, dict[str, int]], rows: list[Row]) -> None:
     table = Table(box=box.SIMPLE)
     for name in ("section", "passed", "failed", "skipped"):
@@ -95,32 +86,40 @@ def run(args: argparse.Namespace) -> int:
         return _verify(args.verify, console)
     import_extra("matplotlib", "evidence", "validate")
     report = import_extra("detlogp.evidence.validation_report", "evidence", "validate")
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    options = Options(device, args.quick, args.max_order, args.examples)
-    folder = _folder(args)
-    machine = facts(device)
+    device = choose_device(args.device)
+    options = Options(device, args.quick, args.max_order, args.examples, [])
     checks = validation.plan(args.section or list(SECTIONS), options)
-    rows: list[Row] = []
-    status = "complete"
-    # As Ctrl-C, so that the report is written.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not checks:
+        raise CommandError(f"--max-order {args.max_order} and --section leave no check to run")
+    folder, machine = _folder(args), facts(device)
+    changed = validation.check_same(folder, machine)
+    if changed:
+        raise CommandError(f"--resume needs the build and machine of the folder's rows: {changed}")
+    known = validation.read(folder / "cases.csv")
     # PyTorch's own, of torch.func.jvp and linearize.
     warnings.filterwarnings("ignore", message=r".*torch\.jit\.script")
     warnings.filterwarnings("ignore", message=".*get_attr Node")
+    # As Ctrl-C, so that the report is written.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    done = 0
+    status = "complete"
     try:
         with Progress(console=console) as progress:
             task = progress.add_task("validate", total=len(checks))
-            for row, _ in validation.run(folder, checks, device, args.resume):
-                rows.append(row)
+            for row in validation.run(folder, checks, device, known):
+                done += 1
                 progress.update(task, advance=1, description=f"validate, {row.section}")
-        _write_probe(folder, rows, options)
     except KeyboardInterrupt:
-        status = f"interrupted after {len(rows)} of {len(checks)} checks"
+        status = f"interrupted after {done} of {len(checks)} checks"
     except BaseException as error:
-        status = f"stopped by {type(error).__name__} after {len(rows)} of {len(checks)} checks"
+        status = f"stopped by {type(error).__name__} after {done} of {len(checks)} checks"
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+        if options.probed:
+            record = {"machine": machine, "routes": options.probed}
+            (folder / "probe.json").write_text(json.dumps(record, indent=1) + "\n")
+        rows = validation.settle(folder)
         report.write(folder, rows, machine, status)
     show(console, report.counts(rows), rows)
     console.print(f"{status}; written: {folder}/report.html", soft_wrap=True)

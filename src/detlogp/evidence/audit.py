@@ -54,6 +54,7 @@ class Finding(NamedTuple):
     k3_kl: float = 0.0
     detail: str = ""
     reproduce: str = ""
+    layout: str = ""
 
 
 def jobs(
@@ -90,15 +91,10 @@ def run(job: Job, peer: Peer, implementation: Implementation) -> Iterator[Findin
             outcome, detail = judge_implementation(implementation, route, job.device)
             yield base._replace(quantity=route, outcome=outcome, detail=detail)
         return
-    checks = {"bad ids": _check_bad_id, "inputs": _check_inputs}
-    if job.property in PROPERTIES:
-        check = _check_layouts
-    else:
-        check = checks.get(job.property, _check_accuracy)
     for quantity in ("value", "gradient") if peer.has_gradient else ("value",):
         finding = base._replace(quantity=quantity)
         try:
-            yield check(job, implementation, finding)
+            yield from _CHECKS.get(job.property, _check_accuracy)(job, implementation, finding)
         except Exception as error:
             # Other people's code raises whatever it likes; that it raised is the finding.
             yield finding._replace(outcome="refused", detail=_one_line(error))
@@ -140,16 +136,26 @@ def answer(implementation: Implementation, parts: Parts, quantity: str) -> Tenso
         logits.copy_(before)
 
 
-def _check_layouts(job: Job, implementation: Implementation, finding: Finding) -> Finding:
-    parts = make_batch(job, finding.quantity)
-    expected = answer(implementation, parts, finding.quantity)
+def _check_layouts(job: Job, implementation: Implementation, base: Finding) -> Iterator[Finding]:
+    """One finding a layout."""
+    parts = make_batch(job, base.quantity)
+    expected = answer(implementation, parts, base.quantity)
+    if not bool(expected.isfinite().all()):
+        # The logits are finite. Bits that are NaN would all be equal.
+        count = int((~expected.isfinite()).view(len(expected), -1).any(-1).sum())
+        detail = f"{count} of {len(expected)} rows are not finite"
+        yield base._replace(outcome="broken", rows=len(expected), drifting=count, detail=detail)
+        return
     generator = torch.Generator().manual_seed(job.seed)
     for name in PROPERTIES[job.property]:
-        for call in LAYOUTS[name](parts, generator):
-            found = answer(implementation, call.parts, finding.quantity)[call.take]
-            place = f"{name}, {_rows_text(call.rows)}"
-            finding = _count(finding, place, found, expected[call.rows])
-    return _with_meaning(finding)
+        finding = base._replace(layout=name)
+        try:
+            for call in LAYOUTS[name](parts, generator):
+                found = answer(implementation, call.parts, finding.quantity)[call.take]
+                finding = _count(finding, _rows_text(call.rows), found, expected[call.rows])
+            yield _with_meaning(finding)
+        except Exception as error:
+            yield base._replace(layout=name, outcome="refused", detail=_one_line(error))
 
 
 def _rows_text(rows: Index) -> str:
@@ -160,6 +166,9 @@ def _rows_text(rows: Index) -> str:
 
 def _count(finding: Finding, place: str, found: Tensor, expected: Tensor) -> Finding:
     """The finding with one more call in it; k3_kl is a sum until `_with_meaning`."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        kinds = [f"{part.dtype} {tuple(part.shape)}" for part in (found, expected)]
+        raise TypeError(f"{kinds[0]} came where {kinds[1]} came before")
     differs = bits(found) != bits(expected)
     by_row = differs if differs.dim() == 1 else differs.any(-1)
     rows, drifting = finding.rows + len(by_row), finding.drifting + int(by_row.sum())
@@ -167,20 +176,32 @@ def _count(finding: Finding, place: str, found: Tensor, expected: Tensor) -> Fin
     if not bool(differs.any()):
         return finding
     one, other = found[differs].double(), expected[differs].double()
-    gap = (other - one).nan_to_num(nan=torch.inf)
-    ulp = torch.finfo(found.dtype).eps * other.abs().clamp_min(1.0).log2().floor().exp2()
-    detail = finding.detail
-    if not detail:
-        try:
-            assert_same_bits(found, expected)
-        except AssertionError as error:
-            detail = f"{place}: {error}"
+    gap = (other - one).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
+    ulp = _ulp(finding, found, other)
+    finite = gap.isfinite()
+    k3 = float((gap[finite].expm1() - gap[finite]).sum()) if bool(finite.all()) else math.inf
     return finding._replace(
         largest=max(finding.largest, float(gap.abs().max())),
         largest_ulp=max(finding.largest_ulp, float((gap.abs() / ulp).max())),
-        k3_kl=finding.k3_kl + float((gap.expm1() - gap).sum()),
-        detail=detail,
+        k3_kl=finding.k3_kl + k3,
+        detail=finding.detail or f"{place}: {_first_difference(found, expected)}",
     )
+
+
+def _ulp(finding: Finding, found: Tensor, other: Tensor) -> Tensor:
+    """Of a value at max(1, |value|), since training feels its absolute error; of an element of a
+    gradient at that element."""
+    info = torch.finfo(found.dtype)
+    smallest = 1.0 if finding.quantity == "value" else info.smallest_normal
+    return info.eps * other.abs().clamp_min(smallest).log2().floor().exp2()
+
+
+def _first_difference(found: Tensor, expected: Tensor) -> str:
+    try:
+        assert_same_bits(found, expected)
+    except AssertionError as error:
+        return str(error)
+    return "equal"
 
 
 def _with_meaning(finding: Finding) -> Finding:
@@ -189,12 +210,14 @@ def _with_meaning(finding: Finding) -> Finding:
     outcome = "broken" if finding.drifting else "held"
     if finding.quantity == "gradient":
         return finding._replace(outcome=outcome, k3_kl=0.0)
-    ratio = math.exp(min(finding.largest, 700.0))
+    ratio = math.exp(finding.largest) if finding.largest < 700.0 else math.inf
     mean = finding.k3_kl / max(finding.rows, 1)
     return finding._replace(outcome=outcome, largest_ratio=ratio, k3_kl=mean)
 
 
-def _check_accuracy(job: Job, implementation: Implementation, finding: Finding) -> Finding:
+def _check_accuracy(
+    job: Job, implementation: Implementation, finding: Finding
+) -> Iterator[Finding]:
     logits, token_ids, cotangent = make_batch(job, "gradient")
     case = accuracy.CASES["random" if job.property == "accuracy" else job.property]
     logits, token_ids = case(logits, token_ids)
@@ -206,7 +229,7 @@ def _check_accuracy(job: Job, implementation: Implementation, finding: Finding) 
     beyond = error > allowed
     worst = int((error / allowed).argmax())
     detail = f"row {worst}: error {float(error[worst]):.2e}, allowed {float(allowed[worst]):.2e}"
-    return finding._replace(
+    yield finding._replace(
         outcome="broken" if bool(beyond.any()) else "held",
         rows=len(error),
         drifting=int(beyond.sum()),
@@ -215,7 +238,7 @@ def _check_accuracy(job: Job, implementation: Implementation, finding: Finding) 
     )
 
 
-def _check_inputs(job: Job, implementation: Implementation, finding: Finding) -> Finding:
+def _check_inputs(job: Job, implementation: Implementation, finding: Finding) -> Iterator[Finding]:
     """The logits have the same bits after the call, and after its backward."""
     logits, token_ids, cotangent = make_batch(job, "gradient")
     before = logits.clone()
@@ -223,10 +246,10 @@ def _check_inputs(job: Job, implementation: Implementation, finding: Finding) ->
     value = implementation(leaf, token_ids)
     if finding.quantity == "gradient":
         torch.autograd.grad(value, leaf, cotangent.to(value.dtype))
-    return _with_meaning(_count(finding, "the logits after the call", logits, before))
+    yield _with_meaning(_count(finding, "the logits after the call", logits, before))
 
 
-def _check_bad_id(job: Job, implementation: Implementation, finding: Finding) -> Finding:
+def _check_bad_id(job: Job, implementation: Implementation, finding: Finding) -> Iterator[Finding]:
     """Value 0 (or NaN) and gradient 0 in the row of the bad id, and nothing new in the others; or
     an error."""
     parts = make_batch(job, finding.quantity)
@@ -247,4 +270,11 @@ def _check_bad_id(job: Job, implementation: Implementation, finding: Finding) ->
         detail += f": a silent {float(of_row.double().abs().max()):.6g}, not 0"
     if not kept:
         detail += ": other rows changed"
-    return finding._replace(outcome="held" if kept and not silent else "broken", detail=detail)
+    yield finding._replace(outcome="held" if kept and not silent else "broken", detail=detail)
+
+
+_CHECKS = {
+    **dict.fromkeys(PROPERTIES, _check_layouts),
+    "inputs": _check_inputs,
+    "bad ids": _check_bad_id,
+}

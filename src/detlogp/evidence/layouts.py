@@ -91,7 +91,7 @@ def padded_vocab(parts: Parts, generator: torch.Generator) -> Iterator[Call]:
 
 
 def odd_row_stride(parts: Parts, generator: torch.Generator) -> Iterator[Call]:
-    yield _moved(parts, _inside_larger(parts[0], parts[0].shape[1] + 3, 2))
+    yield _moved(parts, _inside_larger(parts[0], (parts[0].shape[1] | 1) + 2, 2))
 
 
 def transposed(parts: Parts, generator: torch.Generator) -> Iterator[Call]:

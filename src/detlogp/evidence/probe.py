@@ -19,10 +19,12 @@ from detlogp.evidence.routes import ALL, ROUTES, THREEFOLD
 TRAINING = "training"
 _CPU, _CUDA = torch._C._autograd.DeviceType.CPU, torch._C._autograd.DeviceType.CUDA
 _FUSED = {"detlogp::logp_with_stats", "detlogp::logp_backward"}
-_DERIVATIVE = {
-    f"detlogp::{name}"
-    for name in ("logp_backward", "logp_second_order", "logp_tangent", "probability", "row_sum")
+_RECURSIVE = {
+    f"detlogp::{name}" for name in ("logp_second_order", "logp_tangent", "probability", "row_sum")
 }
+_DERIVATIVE = {"detlogp::logp_backward", *_RECURSIVE}
+# What a formula of PyTorch's own operators would run in the library's place.
+_FOREIGN = ("softmax", "logsumexp", "nll_loss", "cross_entropy")
 
 
 class Ran(NamedTuple):
@@ -117,9 +119,10 @@ def _judge(name: str, kind: str, run: Callable[[], object], device: str) -> Ran:
     aten = {operator: n for operator, n in operators.items() if operator.startswith("aten::")}
     own_kernels = {kernel: n for kernel, n in kernels.items() if kernel.startswith("detlogp::")}
     others = {kernel: n for kernel, n in kernels.items() if kernel not in own_kernels}
-    complaint = _complaint(kind, own)
-    if not complaint and on_cuda and not own_kernels:
-        complaint = "the profiler saw no kernel of the library"
+    complaint = _complaint(kind, own, aten)
+    missing = {_kernel_of(operator) for operator in own} - set(own_kernels)
+    if not complaint and on_cuda and missing:
+        complaint = f"operators ran without {', '.join(sorted(missing))}"
     return Ran(name, kind, own, aten, own_kernels, others, complaint)
 
 
@@ -138,17 +141,28 @@ def _quiet_stderr() -> Iterator[None]:
         os.close(kept)
 
 
+def _kernel_of(operator: str) -> str:
+    """The kernel that an operator of the library launches on CUDA."""
+    name = operator.removeprefix("detlogp::")
+    family = "forward" if name in ("logp", "logp_with_stats", "logp_out") else name
+    return f"detlogp::cuda::{family.removeprefix('logp_')}_kernel"
+
+
 def _short(kernel: str) -> str:
     """A kernel's name without its return type, template and call arguments."""
     name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
     return name.partition("(")[0].partition("<")[0][:120]
 
 
-def _complaint(kind: str, own: dict[str, int]) -> str:
+def _complaint(kind: str, own: dict[str, int], aten: dict[str, int]) -> str:
     if kind == TRAINING:
         if set(own) == _FUSED and set(own.values()) == {1}:
             return ""
         return f"training ran {', '.join(sorted(own)) or 'nothing of the library'}"
-    if kind == "0" or _DERIVATIVE & set(own):
-        return ""
-    return "no derivative kernel of the library ran"
+    foreign = [name for name in aten if any(word in name for word in _FOREIGN)]
+    if foreign:
+        return f"PyTorch's own {', '.join(sorted(foreign))} ran"
+    if kind == "0":
+        return "" if own else "no kernel of the library ran"
+    needed = _DERIVATIVE if kind == "1" else _RECURSIVE
+    return "" if needed & set(own) else "no derivative kernel of the library ran"

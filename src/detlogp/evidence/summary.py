@@ -11,7 +11,8 @@ _WORST_LAST = ("held", "refused", "not loaded", "crashed", "broken")
 
 
 class Cell(NamedTuple):
-    """`share`: of the rows that were compared, those that differ, in the worst finding."""
+    """`share`: of the rows whose values were compared, those that differ, in the worst finding.
+    The text is "grad" where the gradient alone is broken."""
 
     outcome: str  # "held", "refused", "not loaded", "crashed", "broken", or "" where nothing ran
     share: float
@@ -24,7 +25,7 @@ class Meaning(NamedTuple):
     largest_ulp: float
     largest: float  # nats
     largest_ratio: float
-    k3_kl: float  # of the worst property
+    k3_kl: float  # of the worst layout
 
 
 def select(findings: Iterable[Finding], implementation: str, name: str) -> list[Finding]:
@@ -39,9 +40,11 @@ def cell(findings: Sequence[Finding]) -> Cell:
     if findings[0].property == "routes":
         counts = [sum(f.outcome == o for f in findings) for o in ("held", "refused", "broken")]
         return Cell(outcome, 0.0, "/".join(map(str, counts)))
-    share = max((f.drifting / f.rows for f in findings if f.rows), default=0.0)
+    worst = [finding for finding in findings if finding.outcome == outcome]
+    values = [finding for finding in worst if finding.quantity == "value"]
+    share = max((f.drifting / f.rows for f in values if f.rows), default=0.0)
     texts = {"held": "=", "refused": "err", "crashed": "dies", "not loaded": "none"}
-    text = texts.get(outcome) or _percent(share)
+    text = texts.get(outcome) or (_percent(share) if values else "grad")
     return Cell(outcome, share, text)
 
 

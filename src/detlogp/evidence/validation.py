@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import json
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -37,29 +38,52 @@ def plan(sections: list[str], options: Options) -> list[tuple[str, Check]]:
 
 
 def run(
-    folder: Path, checks: list[tuple[str, Check]], device: str, resume: bool
-) -> Iterator[tuple[Row, bool]]:
-    """Every row, and whether an earlier run had it. Rows go to cases.csv and log.txt at once."""
+    folder: Path, checks: list[tuple[str, Check]], device: str, known: dict[Key, Row]
+) -> Iterator[Row]:
+    """Every check that has not passed already. A row goes to cases.csv and log.txt at once, behind
+    those of an earlier run: what is there is never lost, and the last row of a check counts."""
     path = folder / "cases.csv"
-    known = read(path) if resume else {}
-    with path.open("w", newline="") as table, (folder / "log.txt").open("a") as log:
+    is_new = not path.is_file()
+    with path.open("a", newline="") as table, (folder / "log.txt").open("a") as log:
+        writer = csv.writer(table, lineterminator="\n")
+        if is_new:
+            writer.writerow(Row._fields)
+        log.write(f"{datetime.now().isoformat(timespec='seconds')} start, {len(checks)} checks\n")
+        for section, check in checks:
+            earlier = known.get((section, check.name, check.dtype, device))
+            if earlier is not None and earlier.outcome == "pass":
+                yield earlier
+                continue
+            row = _run(section, check, device)
+            log.write(f"{row.outcome} {section}: {check.name}, {row.dtype}: {row.reason}\n")
+            writer.writerow(row)
+            table.flush()
+            log.flush()
+            yield row
+
+
+def settle(folder: Path) -> list[Row]:
+    """Rewrites cases.csv with one row for each check, the last, and returns them."""
+    rows = list(read(folder / "cases.csv").values())
+    fresh = folder / "cases.csv.new"
+    with fresh.open("w", newline="") as table:
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(Row._fields)
-        log.write(f"{datetime.now().isoformat(timespec='seconds')} start, {len(checks)} checks\n")
-        try:
-            for section, check in checks:
-                row = known.pop((section, check.name, check.dtype, device), None)
-                earlier = row is not None and row.outcome == "pass"
-                if row is None or not earlier:
-                    row = _run(section, check, device)
-                    log.write(f"{row.outcome} {section}: {check.name}, {row.dtype}: {row.reason}\n")
-                writer.writerow(row)
-                table.flush()
-                log.flush()
-                yield row, earlier
-        finally:
-            # What an earlier run had and this one did not come to.
-            writer.writerows(known.values())
+        writer.writerows(rows)
+    fresh.replace(folder / "cases.csv")
+    return rows
+
+
+def check_same(folder: Path, machine: dict[str, str]) -> str:
+    """What differs between this build and machine and those of the folder's rows; empty if nothing.
+    Notes them where the folder is new."""
+    path = folder / "machine.json"
+    if not path.is_file():
+        path.write_text(json.dumps(machine, indent=1) + "\n")
+        return ""
+    before: dict[str, str] = json.loads(path.read_text())
+    names = [name for name in machine if name != "date" and machine[name] != before.get(name)]
+    return ", ".join(f"{name} was {before.get(name)}, is {machine[name]}" for name in names)
 
 
 def _run(section: str, check: Check, device: str) -> Row:

@@ -1,10 +1,11 @@
 """Audits in a process of its own, because other people's kernels may end it.
 
 The parent starts `python -m detlogp.evidence.worker`, writes one JSON object to its standard input,
-and reads a line of JSON for every job: what it found. When the process dies in a job, the job is
-recorded as crashed, and another process takes the next.
+and reads a line of JSON once the implementation is loaded, and one for every job: what it found.
+When the process dies in a job, that is recorded as crashed, and another process takes the next.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -20,23 +21,39 @@ from detlogp.evidence.audit import Finding, Job, reproduction, run
 from detlogp.evidence.peers import Peer, find
 
 
-def run_isolated(peer: Peer, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[Finding]]]:
+class Stop:
+    """Ends the children of every thread: Ctrl-C would otherwise only start the next ones."""
+
+    def __init__(self) -> None:
+        self.children: set[subprocess.Popen[str]] = set()
+        self.asked = False
+
+    def __call__(self) -> None:
+        self.asked = True
+        for child in list(self.children):
+            child.kill()
+
+
+def run_isolated(
+    peer: Peer, jobs: Sequence[Job], stop: Stop
+) -> Iterator[tuple[Job, list[Finding]]]:
     """Each job with its findings, in order."""
     first = 0
-    while first < len(jobs):
+    while first < len(jobs) and not stop.asked:
+        loaded = False
         with tempfile.TemporaryFile("w+") as errors:
-            for message in _child(peer.name, jobs[first:], errors):
-                job = jobs[first]
-                findings = [Finding(*finding) for finding in message.get("findings", ())]
+            for message in _child(peer.name, jobs[first:], errors, stop):
                 if "failed" in message:
-                    yield job, [_crash(peer, job, "not loaded", message["failed"])]
+                    yield jobs[first], [_crash(peer, jobs[first], "not loaded", message["failed"])]
                     return
-                yield job, findings
-                first += 1
-            if first < len(jobs):
-                job = jobs[first]
-                yield job, [_crash(peer, job, "crashed", _last_line(errors))]
-                first += 1
+                if "findings" in message:
+                    yield jobs[first], [Finding(*finding) for finding in message["findings"]]
+                    first += 1
+                loaded = True
+            if first < len(jobs) and not stop.asked:
+                outcome = "crashed" if loaded else "not loaded"
+                yield jobs[first], [_crash(peer, jobs[first], outcome, _last_line(errors))]
+                first = first + 1 if loaded else len(jobs)
 
 
 def _crash(peer: Peer, job: Job, outcome: str, detail: str) -> Finding:
@@ -54,17 +71,20 @@ def _last_line(file: IO[str]) -> str:
     return f"the process died: {lines[-1][:200]}" if lines else "the process died"
 
 
-def _child(name: str, jobs: Sequence[Job], errors: IO[str]) -> Iterator[dict[str, Any]]:
+def _child(name: str, jobs: Sequence[Job], errors: IO[str], stop: Stop) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-m", "detlogp.evidence.worker"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
     ) as process:
+        stop.children.add(process)
         assert process.stdin is not None
         assert process.stdout is not None
-        json.dump({"name": name, "jobs": jobs}, process.stdin)
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            json.dump({"name": name, "jobs": jobs}, process.stdin)
+            process.stdin.close()
         for line in process.stdout:
             yield json.loads(line)
+        stop.children.discard(process)
 
 
 def main() -> None:
@@ -80,6 +100,7 @@ def main() -> None:
     except Exception as error:
         print(json.dumps({"failed": f"{type(error).__name__}: {error}"[:300]}), file=messages)
         return
+    print(json.dumps({"loaded": True}), file=messages)
     for item in request["jobs"]:
         findings = list(run(Job(*item), peer, implementation))
         if torch.cuda.is_initialized():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ class Options(NamedTuple):
     quick: bool
     max_order: int
     examples: Path | None  # the repository's examples/, for the model and the GRPO script
+    probed: list[Any]  # the records of the probe section, as they come
 
 
 class Result(NamedTuple):

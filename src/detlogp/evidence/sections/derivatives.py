@@ -57,9 +57,12 @@ def _judge(name: str, form: Form, dtype: torch.dtype, device: str) -> Result:
     found = matrix.judge(name, form, dtype, device)
     outcome = _OUTCOMES[found.outcome]
     if found.outcome == "right":
-        return Result(outcome, "within the tolerance", found.error, found.tolerance)
+        reason = f"{found.error:.1e} from float64, {found.tolerance:.1e} allowed"
+        return Result(outcome, reason, found.error, found.tolerance)
     if found.outcome == "skipped":
         return Result(outcome, found.reason)
     if found.outcome == "raised":
         return Result(outcome, f"raises, as it must: {found.reason}")
-    return Result(outcome, found.reason, found.error, found.tolerance)
+    raised = found.reason.startswith(("detlogp:", "PyTorch:"))
+    numbers = (None, None) if raised else (found.error, found.tolerance)
+    return Result(outcome, found.reason, *numbers)
