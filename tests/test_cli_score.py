@@ -196,7 +196,9 @@ def test_dtype_of_saved_logits(tmp_path: Path, saved: dict[str, Tensor]) -> None
     path = save(tmp_path / "logits.safetensors", saved)
     output = tmp_path / "rows.jsonl"
     assert main(["score", "--logits", path, "--output", str(output), "--dtype", "bfloat16"]) == 0
-    expected = _layouts.score_with_detlogp(saved["logits"].bfloat16(), saved["token_ids"])
+    expected = _layouts.IMPLEMENTATIONS[_layouts.OWN](
+        saved["logits"].bfloat16(), saved["token_ids"]
+    )
     assert words([row["logp"] for row in read_jsonl(output)]) == words(expected.flatten())
 
 
@@ -237,21 +239,21 @@ def test_bar_on_a_terminal_alone(
 
 
 # ---- layouts -------------------------------------------------------------------------------------
-own = _layouts.score_with_detlogp
-ALL = {layout.name for layout in _layouts.LAYOUTS}
+own = _layouts.IMPLEMENTATIONS[_layouts.OWN]
+ALL = {*_layouts.SHOWN, _layouts.ONE_THREAD}
 DRIFTS = {
     "none": (own, set()),
     "batch": (
         lambda x, ids: own(x, ids) + 1e-3 * len(x),
-        {"one row at a time", "chunks of 7", "padded with noise"},
+        {"one row at a time", "chunks of 7", "noise beside each row"},
     ),
     "alignment": (
         lambda x, ids: own(x, ids) + 1e-3 * (x.data_ptr() % 16 != 0),
-        {"misaligned buffer"},
+        {"misaligned by one element"},
     ),
     "place": (
         lambda x, ids: own(x, ids) + 1e-3 * torch.arange(len(x)),
-        ALL - {"misaligned buffer", "one thread"},
+        ALL - {"misaligned by one element", "one thread"},
     ),
     "threads": (lambda x, ids: own(x, ids) + 1e-3 * torch.get_num_threads(), {"one thread"}),
 }
