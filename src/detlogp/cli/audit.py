@@ -42,7 +42,8 @@ a property named by --require did not hold; 2 on an error.
 SHORT = {
     **{"repeat": "rep", "batch": "bat", "position": "pos", "chunk": "chk", "reorder": "ord"},
     **{"padding": "pad", "noise": "noi", "strides": "str", "alignment": "ali"},
-    **{"near-certain": "certain"},
+    **{"inputs": "inp", "accuracy": "accur", "offset": "offs", "near-certain": "near"},
+    **{"masked": "mask", "bad ids": "ids"},
 }
 STYLES = {"held": "green", "refused": "yellow", "not loaded": "dim"}
 
@@ -50,7 +51,11 @@ STYLES = {"held": "green", "refused": "yellow", "not loaded": "dim"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("implementation", nargs="*", help="built-in name or module:function")
     parser.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda if available)")
-    parser.add_argument("--quick", action="store_true", help="64 rows, V = 1000 and 50257")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="64 rows, V = 1000, 50257; by default without torch-compile",
+    )
     parser.add_argument("--property", action="append", choices=audit.NAMES, metavar="P")
     parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--vocab", action="append", type=int, metavar="V")
@@ -89,11 +94,13 @@ def _plan(args: argparse.Namespace, device: str) -> list[audit.Job]:
     )
 
 
-def _peers(names: Sequence[str], device: str) -> tuple[list[Peer], list[Peer]]:
+def _peers(names: Sequence[str], device: str, quick: bool) -> tuple[list[Peer], list[Peer]]:
     """Those to run, and those that are not installed. A module may lie in the current folder."""
     sys.path.insert(0, os.getcwd())
+    # Which spends minutes compiling.
+    default = [name for name in PEERS if not (quick and name == "torch-compile")]
     try:
-        chosen = [find(name) for name in names or PEERS]
+        chosen = [find(name) for name in names or default]
     except ValueError as error:
         raise CommandError(str(error)) from error
     absent = [peer for peer in chosen if not peer.installed()]
@@ -204,7 +211,7 @@ def run(args: argparse.Namespace) -> int:
         plots = import_extra("detlogp.evidence.audit_report", "evidence", "--output")
     machine = facts(device)
     jobs = _plan(args, device)
-    peers, absent = _peers(args.implementation, device)
+    peers, absent = _peers(args.implementation, device, args.quick)
     findings = run_all(peers, jobs)
     console = Console(highlight=False)
     show(console, findings, absent)

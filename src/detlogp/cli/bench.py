@@ -54,10 +54,12 @@ def _jobs(device: str, quick: bool) -> Jobs:
     return jobs + [(name, run, case) for case in second for name, run in SECOND_ORDER.items()]
 
 
-def _variants(names: list[str], device: str) -> dict[str, Implementation]:
+def _variants(names: list[str], device: str, quick: bool) -> dict[str, Implementation]:
     """Those that can be imported; a name that was given must be."""
+    # Which spends minutes compiling.
+    default = [name for name in PEERS if not (quick and name == "torch-compile")]
     variants = {}
-    for name in names or PEERS:
+    for name in names or default:
         try:
             peer = find(name)
         except ValueError as error:
@@ -134,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         import_extra("matplotlib", "evidence", "--output")
         report = import_extra("detlogp.evidence.bench_report", "evidence", "--output")
-    variants = _variants(args.variant, device)
+    variants = _variants(args.variant, device, args.quick)
     on_cuda = device.startswith("cuda")
     host = timing.host_us(_host_variants(variants), device) if on_cuda else {}
     rows, copied = collect(variants, _jobs(device, args.quick), device, rounds)
