@@ -27,7 +27,7 @@ demo: $(VENV)/.library ## score a real text with the tiny model, and compare bit
 	$(BIN)/detlogp score --model examples/tiny-llama --text examples/held-out.txt
 
 test: $(VENV)/.library ## run the tests (those marked cuda where there is a GPU)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 check: lint types docs test ## everything that CI runs
 
