@@ -27,7 +27,7 @@ def test_command(tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]
     for row in timed:
         assert float(row["low_ms"]) <= float(row["median_ms"]) <= float(row["high_ms"])
         share = float(row["gb_s"]) / float(row["copy_gb_s"])
-        assert float(row["share_of_copy"]) == pytest.approx(share, abs=1e-3)
+        assert float(row["share_of_copy"]) == pytest.approx(share, rel=1e-2, abs=1e-4)
         assert row["torch"] == torch.__version__
         assert row["build_id"]
         if device == "cuda":

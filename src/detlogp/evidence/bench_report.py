@@ -22,7 +22,7 @@ def write(folder: Path, rows: Sequence[Row], machine: dict[str, str], copied_gb_
     with (folder / "bench.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow((*Row._fields, "copy_gb_s", *_FACTS))
-        writer.writerows((*row, round(copied_gb_s, 1), *facts) for row in rows)
+        writer.writerows((*row, round(copied_gb_s, 3), *facts) for row in rows)
     figure = draw(rows, machine, copied_gb_s)
     figure.savefig(folder / "bench.png", dpi=130)
     plt.close(figure)
