@@ -29,9 +29,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import detlogp
+from detlogp.evidence.kernels import Recorder
 
 PROMPTS = ("Return the", "This method is called when", "Wrap a paragraph of", "If the argument is")
 GROUP_SIZE, COMPLETION_TOKENS, UPDATES_PER_ROLLOUT = 4, 16, 2
@@ -50,24 +50,11 @@ class Rollout(NamedTuple):
     advantages: Tensor  # [N], float32
 
 
-class OperatorNames(TorchDispatchMode):
-    """Writes down which of detlogp's operators PyTorch really ran, in order, each once."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func.namespace == "detlogp" and func.name() not in self.names:
-            self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-    def joined(self, part: str) -> str:
-        if not self.names:
-            raise RuntimeError(f"the {part} of the training step ran no detlogp operator")
-        return " + ".join(self.names)
+def operator_names(recorder: Recorder, part: str) -> str:
+    """Which of detlogp's operators really ran, in order, each once."""
+    if not recorder.calls:
+        raise RuntimeError(f"the {part} of the training step ran no detlogp operator")
+    return " + ".join(f"detlogp::{name}" for name in dict.fromkeys(recorder.names()))
 
 
 @contextmanager
@@ -181,9 +168,9 @@ def train_step(
     old_logp: Tensor | None = None
     for _ in range(UPDATES_PER_ROLLOUT):
         logits = logits_of(model, rollout.inputs)
-        with OperatorNames() as forward:
+        with Recorder() as forward:
             train_logp = detlogp.logp(logits, rollout.targets, rows=rollout.rows)
-        source = forward.joined("forward")
+        source = operator_names(forward, "forward")
         if old_logp is None:
             old_logp = in_micro_batches(logits.detach(), rollout)
             ratio = (train_logp.detach() - old_logp).exp()[rollout.rows]
@@ -193,9 +180,10 @@ def train_step(
                 raise RuntimeError(f"the ratio before the update must be exactly 1, got {metrics}")
         loss, numbers = grpo_loss(train_logp, old_logp, reference_logp, rollout)
         optimizer.zero_grad()
-        with OperatorNames() as backward:
+        with Recorder() as backward:
             loss.backward()
-        metrics |= numbers | {"train_logp_source": f"{source} + {backward.joined('backward')}"}
+        source += " + " + operator_names(backward, "backward")
+        metrics |= numbers | {"train_logp_source": source}
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM, foreach=False)
         metrics["grad_norm"] = norm.item()
         optimizer.step()

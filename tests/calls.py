@@ -1,6 +1,7 @@
 """One call with everything that it gives, for tests that compare calls."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +44,27 @@ def solve(problem: Problem, rows: Tensor | None = None) -> Answer:
     )
     assert_same_bits(leaf.detach(), before)
     return Answer(result.logp.detach(), result.lse.detach(), gradient)
+
+
+def assert_finite_differences(function: Callable[..., Any], operands: Any, fast: bool) -> None:
+    """gradcheck and gradgradcheck, with the forward mode, and batched where they are slow."""
+    assert torch.autograd.gradcheck(
+        function,
+        operands,
+        fast_mode=fast,
+        check_forward_ad=True,
+        check_batched_grad=not fast,
+        # A view (row_expand) has no batched tangent in PyTorch.
+        check_batched_forward_grad=not fast,
+    )
+    assert torch.autograd.gradgradcheck(
+        function,
+        operands,
+        fast_mode=fast,
+        check_fwd_over_rev=True,
+        check_rev_over_rev=True,
+        check_batched_grad=not fast,
+    )
 
 
 def pick(answer: Answer, rows: Tensor | slice) -> Answer:

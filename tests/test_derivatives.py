@@ -11,7 +11,7 @@ from typing import Any
 import mpmath
 import pytest
 import torch
-from calls import random_problem
+from calls import assert_finite_differences, random_problem
 from torch import Tensor
 from torch.func import grad, hessian, jvp, vjp, vmap
 
@@ -168,22 +168,7 @@ def test_finite_differences(form: Form, fast: bool, device: str) -> None:
     problem = make_problem(4, 3, device, seed=1)
     leaf = problem.logits.requires_grad_()
     function = detlogp_function(form, problem.token_ids)
-    assert torch.autograd.gradcheck(
-        function,
-        leaf,
-        fast_mode=fast,
-        check_forward_ad=True,
-        check_batched_grad=not fast,
-        check_batched_forward_grad=not fast,
-    )
-    assert torch.autograd.gradgradcheck(
-        function,
-        leaf,
-        fast_mode=fast,
-        check_fwd_over_rev=True,
-        check_rev_over_rev=True,
-        check_batched_grad=not fast,
-    )
+    assert_finite_differences(function, leaf, fast)
 
 
 # ---- which kernels serve a route -----------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import random_problem
+from calls import assert_finite_differences, random_problem
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -94,23 +94,7 @@ def test_rules_are_right(
 ) -> None:
     """Finite differences: the vjp, the jvp, both under vmap, and the derivatives of the vjp."""
     function, operands = CASES[primitive][0], _operands(primitive, generator, device)
-    assert torch.autograd.gradcheck(
-        function,
-        operands,
-        fast_mode=fast,
-        check_forward_ad=True,
-        check_batched_grad=not fast,
-        # A view (row_expand) has no batched tangent in PyTorch.
-        check_batched_forward_grad=not fast,
-    )
-    assert torch.autograd.gradgradcheck(
-        function,
-        operands,
-        fast_mode=fast,
-        check_fwd_over_rev=True,
-        check_rev_over_rev=True,
-        check_batched_grad=not fast,
-    )
+    assert_finite_differences(function, operands, fast)
 
 
 @PRIMITIVES

@@ -34,6 +34,12 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
         ) from error
 
 
+def import_report(module: str, purpose: str) -> Any:
+    """A module of detlogp.evidence that draws, which takes the extra `evidence`."""
+    import_extra("matplotlib", "evidence", purpose)
+    return importlib.import_module(f"detlogp.evidence.{module}")
+
+
 def choose_device(name: str | None) -> str:
     """The device that --device names, or CUDA where there is one; CommandError for any other."""
     chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")

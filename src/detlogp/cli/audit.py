@@ -14,11 +14,11 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from detlogp.cli._command import Command, CommandError, choose_device, import_extra
+from detlogp.cli._command import Command, CommandError, choose_device, import_report
 from detlogp.evidence import audit, summary
 from detlogp.evidence.layouts import PROPERTIES
 from detlogp.evidence.machine import facts
-from detlogp.evidence.peers import PEERS, Peer, find
+from detlogp.evidence.peers import Peer, default_names, find
 from detlogp.evidence.worker import Stop, run_isolated
 
 DESCRIPTION = """\
@@ -97,10 +97,8 @@ def _plan(args: argparse.Namespace, device: str) -> list[audit.Job]:
 def _peers(names: Sequence[str], device: str, quick: bool) -> tuple[list[Peer], list[Peer]]:
     """Those to run, and those that are not installed. A module may lie in the current folder."""
     sys.path.insert(0, os.getcwd())
-    # Which spends minutes compiling.
-    default = [name for name in PEERS if not (quick and name == "torch-compile")]
     try:
-        chosen = [find(name) for name in names or default]
+        chosen = [find(name) for name in names or default_names(quick)]
     except ValueError as error:
         raise CommandError(str(error)) from error
     absent = [peer for peer in chosen if not peer.installed()]
@@ -123,7 +121,7 @@ def run_all(peers: Sequence[Peer], jobs: Sequence[audit.Job]) -> list[audit.Find
         stop = Stop()
 
         def one(peer: Peer) -> None:
-            for _, findings in run_isolated(peer, jobs, stop):
+            for findings in run_isolated(peer, jobs, stop):
                 found[peer.name].extend(findings)
                 progress.advance(task)
 
@@ -207,8 +205,7 @@ def run(args: argparse.Namespace) -> int:
     required = _required(args.require, args.property or audit.NAMES)
     plots = None
     if args.output is not None:
-        import_extra("matplotlib", "evidence", "--output")
-        plots = import_extra("detlogp.evidence.audit_report", "evidence", "--output")
+        plots = import_report("audit_report", "--output")
     machine = facts(device)
     jobs = _plan(args, device)
     peers, absent = _peers(args.implementation, device, args.quick)

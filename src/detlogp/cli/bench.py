@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from detlogp.cli._command import Command, CommandError, choose_device, import_extra
+from detlogp.cli._command import Command, CommandError, choose_device, import_report
 from detlogp.evidence import timing
 from detlogp.evidence.machine import facts
 from detlogp.evidence.matrix import judge_implementation
-from detlogp.evidence.peers import PEERS, Implementation, find
+from detlogp.evidence.peers import Implementation, default_names, find
 from detlogp.evidence.timing import Row
 from detlogp.evidence.works import FIRST_ORDER, SECOND_ORDER, Benchmark, Case
 
@@ -56,10 +56,8 @@ def _jobs(device: str, quick: bool) -> Jobs:
 
 def _variants(names: list[str], device: str, quick: bool) -> dict[str, Implementation]:
     """Those that can be imported; a name that was given must be."""
-    # Which spends minutes compiling.
-    default = [name for name in PEERS if not (quick and name == "torch-compile")]
     variants = {}
-    for name in names or default:
+    for name in names or default_names(quick):
         try:
             peer = find(name)
         except ValueError as error:
@@ -134,8 +132,7 @@ def run(args: argparse.Namespace) -> int:
     machine = facts(device)
     report = None
     if args.output is not None:
-        import_extra("matplotlib", "evidence", "--output")
-        report = import_extra("detlogp.evidence.bench_report", "evidence", "--output")
+        report = import_report("bench_report", "--output")
     variants = _variants(args.variant, device, args.quick)
     on_cuda = device.startswith("cuda")
     host = timing.host_us(_host_variants(variants), device) if on_cuda else {}

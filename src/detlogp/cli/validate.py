@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from detlogp.cli._command import Command, CommandError, choose_device, import_extra
+from detlogp.cli._command import Command, CommandError, choose_device, import_report
 from detlogp.evidence import validation
 from detlogp.evidence.machine import facts
 from detlogp.evidence.sections import SECTIONS, Options
@@ -84,8 +84,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     if args.verify is not None:
         return _verify(args.verify, console)
-    import_extra("matplotlib", "evidence", "validate")
-    report = import_extra("detlogp.evidence.validation_report", "evidence", "validate")
+    report = import_report("validation_report", "validate")
     device = choose_device(args.device)
     options = Options(device, args.quick, args.max_order, args.examples, [])
     checks = validation.plan(args.section or list(SECTIONS), options)

@@ -13,7 +13,7 @@ from torch import Tensor
 from detlogp.evidence import accuracy
 from detlogp.evidence.layouts import LAYOUTS, PROPERTIES, Index, Parts
 from detlogp.evidence.matrix import audited_routes, judge_implementation
-from detlogp.evidence.peers import Implementation, Peer
+from detlogp.evidence.peers import Implementation, Peer, one_line
 from detlogp.testing import assert_same_bits, bits
 
 ACCURACY = ("accuracy", "offset", "near-certain", "masked")
@@ -97,7 +97,7 @@ def run(job: Job, peer: Peer, implementation: Implementation) -> Iterator[Findin
             yield from _CHECKS.get(job.property, _check_accuracy)(job, implementation, finding)
         except Exception as error:
             # Other people's code raises whatever it likes; that it raised is the finding.
-            yield finding._replace(outcome="refused", detail=_one_line(error))
+            yield finding._replace(outcome="refused", detail=one_line(error))
 
 
 def reproduction(job: Job, peer: Peer) -> str:
@@ -105,10 +105,6 @@ def reproduction(job: Job, peer: Peer) -> str:
     size = f"--device {job.device} --dtype {job.dtype} --vocab {job.vocab} --rows {job.rows}"
     name = f"'{job.property}'" if " " in job.property else job.property
     return f"detlogp audit {peer.name} --property {name} {size} --seed {job.seed}"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def make_batch(job: Job, quantity: str) -> Parts:
@@ -155,7 +151,7 @@ def _check_layouts(job: Job, implementation: Implementation, base: Finding) -> I
                 finding = _count(finding, _rows_text(call.rows), found, expected[call.rows])
             yield _with_meaning(finding)
         except Exception as error:
-            yield base._replace(layout=name, outcome="refused", detail=_one_line(error))
+            yield base._replace(layout=name, outcome="refused", detail=one_line(error))
 
 
 def _rows_text(rows: Index) -> str:

@@ -4,7 +4,6 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
 import matplotlib
 
 matplotlib.use("Agg")
@@ -12,7 +11,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from detlogp.evidence import audit, summary
+from detlogp.evidence import audit, page, summary
 from detlogp.evidence.audit import Finding
 
 _COLOURS = {
@@ -78,12 +77,10 @@ def draw(findings: Sequence[Finding], machine: dict[str, str]) -> Figure:
 def render(
     findings: Sequence[Finding], machine: dict[str, str], absent: Sequence[str], svg: str
 ) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("detlogp.evidence"), autoescape=True, trim_blocks=True
-    )
     names = list(dict.fromkeys(finding.implementation for finding in findings))
     versions = {finding.implementation: finding.version for finding in reversed(findings)}
-    return environment.get_template("audit.html").render(
+    return page.render(
+        "audit.html",
         machine=machine,
         absent=absent,
         svg=svg[svg.index("<svg") :],

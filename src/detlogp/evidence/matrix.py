@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from detlogp.evidence.peers import one_line
 from detlogp.evidence.problems import (
     FORMS,
     Form,
@@ -110,7 +111,7 @@ def judge_implementation(
             lambda x: implementation(x, ids).sin(), low.logits.clone(), low.directions
         ).detach()
     except Exception as error:
-        return "refused", " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return "refused", one_line(error)
     if actual.shape != expected.shape:
         return "broken", f"shape {tuple(actual.shape)}, not {tuple(expected.shape)}"
     error_size = float((actual.double() - expected).abs().nan_to_num(nan=torch.inf).max())

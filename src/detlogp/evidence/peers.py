@@ -50,6 +50,16 @@ def find(name: str) -> Peer:
     return Peer(name, module, module.partition(".")[0], lambda: _attribute(module, function))
 
 
+def default_names(quick: bool) -> list[str]:
+    """Who is taken where nobody is named. torch.compile spends minutes compiling."""
+    return [name for name in PEERS if not (quick and name == "torch-compile")]
+
+
+def one_line(error: Exception, most: int = 200) -> str:
+    """What other people's code raised, for a cell of a table."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:most]
+
+
 def _attribute(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 

@@ -11,11 +11,10 @@ _WORST_LAST = ("held", "refused", "not loaded", "crashed", "broken")
 
 
 class Cell(NamedTuple):
-    """`share`: of the rows whose values were compared, those that differ, in the worst finding.
-    The text is "grad" where the gradient alone is broken."""
+    """The text of a broken one is the share of the rows whose values were compared, those that
+    differ, in the worst finding; "grad" where the gradient alone is broken."""
 
     outcome: str  # "held", "refused", "not loaded", "crashed", "broken", or "" where nothing ran
-    share: float
     text: str
 
 
@@ -35,17 +34,17 @@ def select(findings: Iterable[Finding], implementation: str, name: str) -> list[
 def cell(findings: Sequence[Finding]) -> Cell:
     """The worst of findings that are about one property of one implementation."""
     if not findings:
-        return Cell("", 0.0, "")
+        return Cell("", "")
     outcome = max((finding.outcome for finding in findings), key=_WORST_LAST.index)
     if findings[0].property == "routes":
         counts = [sum(f.outcome == o for f in findings) for o in ("held", "refused", "broken")]
-        return Cell(outcome, 0.0, "/".join(map(str, counts)))
+        return Cell(outcome, "/".join(map(str, counts)))
     worst = [finding for finding in findings if finding.outcome == outcome]
     values = [finding for finding in worst if finding.quantity == "value"]
     share = max((f.drifting / f.rows for f in values if f.rows), default=0.0)
     texts = {"held": "=", "refused": "err", "crashed": "dies", "not loaded": "none"}
     text = texts.get(outcome) or (_percent(share) if values else "grad")
-    return Cell(outcome, share, text)
+    return Cell(outcome, text)
 
 
 def _percent(share: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from detlogp.evidence.peers import Implementation
+from detlogp.evidence.peers import Implementation, one_line
 from detlogp.evidence.works import Benchmark, Case, Inputs, Work, make_inputs
 
 
@@ -77,7 +77,7 @@ def _timers(work: Work, device: str, pool: Any) -> dict[str, Timer | str]:
     try:
         work.call()
     except Exception as error:
-        return {"graph" if device.startswith("cuda") else "clock": _one_line(error)}
+        return {"graph" if device.startswith("cuda") else "clock": one_line(error, 160)}
     if not device.startswith("cuda"):
         return {"clock": lambda: clock_ms(work.call)}
     torch.cuda.synchronize()
@@ -86,12 +86,8 @@ def _timers(work: Work, device: str, pool: Any) -> dict[str, Timer | str]:
         timers["graph"] = _graph_timer(work.call, pool)
     except Exception as error:
         torch.cuda.synchronize()
-        timers["graph"] = _one_line(error)
+        timers["graph"] = one_line(error, 160)
     return timers
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
 def _extra_bytes(call: Callable[[], object], device: str) -> int | None:
@@ -158,7 +154,7 @@ def _make_works(
         try:
             works[variant] = [benchmark(run, case, chosen) for chosen in inputs]
         except Exception as error:
-            failed[variant] = _one_line(error)
+            failed[variant] = one_line(error, 160)
     return works, failed
 
 

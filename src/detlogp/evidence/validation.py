@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from detlogp.evidence.peers import one_line
 from detlogp.evidence.sections import SECTIONS, Check, Options, Result
 
 MANIFEST = "manifest.sha256"
@@ -91,7 +92,7 @@ def _run(section: str, check: Check, device: str) -> Row:
     try:
         result = check.run()
     except Exception as error:
-        result = Result("fail", " ".join(f"{type(error).__name__}: {error}".split())[:300])
+        result = Result("fail", one_line(error, 300))
     order = "" if check.order is None else str(check.order)
     numbers = (_text(result.error), _text(result.tolerance))
     seconds = f"{time.perf_counter() - start:.3f}"

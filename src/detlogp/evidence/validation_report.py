@@ -5,9 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
-
-from detlogp.evidence import figures
+from detlogp.evidence import figures, page
 from detlogp.evidence.sections import SECTIONS
 from detlogp.evidence.validation import Row, write_manifest
 
@@ -24,11 +22,9 @@ def write(folder: Path, rows: Sequence[Row], machine: dict[str, str], status: st
     """`status` says how the run ended: "complete", or what stopped it."""
     shutil.copy(Path(figures.__file__), folder / "draw.py")
     figures.draw(folder)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("detlogp.evidence"), autoescape=True, trim_blocks=True
-    )
     skips = Counter((row.section, row.reason) for row in rows if row.outcome == "skip")
-    html = environment.get_template("validation.html").render(
+    html = page.render(
+        "validation.html",
         machine=machine,
         status=status,
         counts=counts(rows),

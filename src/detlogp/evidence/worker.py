@@ -34,25 +34,23 @@ class Stop:
             child.kill()
 
 
-def run_isolated(
-    peer: Peer, jobs: Sequence[Job], stop: Stop
-) -> Iterator[tuple[Job, list[Finding]]]:
-    """Each job with its findings, in order."""
+def run_isolated(peer: Peer, jobs: Sequence[Job], stop: Stop) -> Iterator[list[Finding]]:
+    """The findings of each job, in order."""
     first = 0
     while first < len(jobs) and not stop.asked:
         loaded = False
         with tempfile.TemporaryFile("w+") as errors:
             for message in _child(peer.name, jobs[first:], errors, stop):
                 if "failed" in message:
-                    yield jobs[first], [_crash(peer, jobs[first], "not loaded", message["failed"])]
+                    yield [_crash(peer, jobs[first], "not loaded", message["failed"])]
                     return
                 if "findings" in message:
-                    yield jobs[first], [Finding(*finding) for finding in message["findings"]]
+                    yield [Finding(*finding) for finding in message["findings"]]
                     first += 1
                 loaded = True
             if first < len(jobs) and not stop.asked:
                 outcome = "crashed" if loaded else "not loaded"
-                yield jobs[first], [_crash(peer, jobs[first], outcome, _last_line(errors))]
+                yield [_crash(peer, jobs[first], outcome, _last_line(errors))]
                 first = first + 1 if loaded else len(jobs)
 
 
