@@ -6,9 +6,8 @@
 
 STABLE_TORCH_LIBRARY(detlogp, m) {
   m.def(
-      "logp(Tensor logits, Tensor token_ids, Tensor? mask=None, int dtype=2, bool "
-      "double_arithmetic=False,"
-      " bool nan_for_invalid=False) -> Tensor");
+      "logp(Tensor logits, Tensor token_ids, Tensor? mask=None, int dtype=2,"
+      " bool double_arithmetic=False, bool nan_for_invalid=False) -> Tensor");
   m.def(
       "logp_with_stats(Tensor logits, Tensor token_ids, Tensor? mask, int dtype,"
       " int lse_dtype, bool double_arithmetic, bool nan_for_invalid)"
