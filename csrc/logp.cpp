@@ -101,6 +101,20 @@ std::string select_cpu_path(std::string name) {
   return cpu::kernels().name;
 }
 
+std::string select_cuda_layout(std::string name) {
+#if defined(DETLOGP_CUDA)
+  const bool is_known = cuda::select_layout(name.c_str());
+#else
+  const bool is_known = false;
+#endif
+  STD_TORCH_CHECK(
+      is_known,
+      "detlogp: the CUDA layout must be auto, rows, ring1, ring2, ring4 or ring8, in a build with "
+      "CUDA, got ",
+      name);
+  return name;
+}
+
 std::string build_info() {
   std::string info = "compiler=" DETLOGP_COMPILER "\n";
   info += "torch=" DETLOGP_TORCH_VERSION "\n";

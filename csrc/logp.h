@@ -35,4 +35,7 @@ std::string build_info();
 // Selects the CPU code path by name, "auto" for the widest; returns the name of the path in use.
 std::string select_cpu_path(std::string name);
 
+// Selects how the CUDA forward lays out its work (cuda/kernels.h); returns the name.
+std::string select_cuda_layout(std::string name);
+
 }  // namespace detlogp

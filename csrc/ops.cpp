@@ -32,6 +32,7 @@ STABLE_TORCH_LIBRARY(detlogp, m) {
   m.def("row_sum(Tensor values) -> Tensor");
   m.def("build_info() -> str");
   m.def("select_cpu_path(str name) -> str");
+  m.def("select_cuda_layout(str name) -> str");
 }
 
 namespace {
@@ -61,4 +62,5 @@ STABLE_TORCH_LIBRARY_IMPL(detlogp, CUDA, m) {
 STABLE_TORCH_LIBRARY_IMPL(detlogp, CompositeExplicitAutograd, m) {
   m.impl("build_info", TORCH_BOX(&detlogp::build_info));
   m.impl("select_cpu_path", TORCH_BOX(&detlogp::select_cpu_path));
+  m.impl("select_cuda_layout", TORCH_BOX(&detlogp::select_cuda_layout));
 }

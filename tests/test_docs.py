@@ -52,7 +52,7 @@ class Command(NamedTuple):
     line: int
     words: list[str]
     exit_code: int
-    runs: bool  # not only parsed
+    title: str  # of its block: with one, it is only parsed
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -86,7 +86,7 @@ def commands(block: Block) -> Iterator[Command]:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
         expected = re.search(r"# exit (\d+)\s*$", text)
         if words:
-            yield Command(number, words, int(expected[1]) if expected else 0, not block.title)
+            yield Command(number, words, int(expected[1]) if expected else 0, block.title)
         number += text.count("\n") + 1
 
 
@@ -122,7 +122,9 @@ def parse(words: list[str], where: str) -> None:
 def execute(command: Command, folder: Path, where: str) -> None:
     words = command.words
     argv = [sys.executable, *(["-m", *words] if words[0] == "detlogp" else words[1:])]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    if command.title != "on a GPU":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     done = subprocess.run(
         argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
@@ -155,9 +157,9 @@ def check_command(command: Command, folder: Path, page: str) -> None:
         check_pip(words, where)
     if words[0] == "detlogp":
         parse(words, where)
-    if words[0] == "python" and not command.runs:
+    if words[0] == "python" and command.title:
         assert (ROOT / words[1]).is_file(), f"{where}: no file {words[1]}"
-    if words[0] in ("detlogp", "python") and command.runs:
+    if words[0] in ("detlogp", "python") and not command.title:
         execute(command, folder, where)
 
 
@@ -196,6 +198,22 @@ def test_examples(page: Path, folder: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands(page: Path, folder: Path) -> None:
     check_commands(page.read_text(), folder, page.name)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_on_a_gpu(page: Path, folder: Path) -> None:
+    """Those that the other test only parses, made quick: a whole validation takes minutes."""
+    for block in blocks(page.read_text()):
+        if block.language != "bash" or block.title != "on a GPU":
+            continue
+        for command in commands(block):
+            words = list(command.words)
+            if words[0] != "detlogp":
+                continue
+            if words[1] in ("validate", "bench") and "--verify" not in words:
+                words.append("--quick")
+            execute(command._replace(words=words), folder, f"{page.name}, line {command.line}")
 
 
 def test_what_the_readme_holds() -> None:

@@ -62,6 +62,14 @@ __device__ __forceinline__ Vector<T> differentiate_vector(
   return result;
 }
 
+// Past the cache, where the logits of rows to come may still be.
+template <class T>
+__device__ __forceinline__ void store_streaming(Vector<T>* to, const Vector<T>& vector) {
+  uint4 bits;
+  memcpy(&bits, &vector, sizeof(bits));
+  __stcs(reinterpret_cast<uint4*>(to), bits);
+}
+
 // Columns first <= v < last; both pointers are 16-byte aligned at `first`.
 template <class T, class Acc>
 __device__ __forceinline__ int64_t differentiate_vectors(
@@ -83,11 +91,12 @@ __device__ __forceinline__ int64_t differentiate_vectors(
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int vector = v + u * kThreads;
-      destination[vector] = differentiate_vector(g, loaded[u], target - vector * kSize);
+      store_streaming(
+          destination + vector, differentiate_vector(g, loaded[u], target - vector * kSize));
     }
   }
   for (; v < count; v += kThreads) {
-    destination[v] = differentiate_vector(g, source[v], target - v * kSize);
+    store_streaming(destination + v, differentiate_vector(g, source[v], target - v * kSize));
   }
   return first + static_cast<int64_t>(count) * kSize;
 }
@@ -150,7 +159,9 @@ __global__ void __launch_bounds__(BackwardPolicy::kThreads)
     backward_kernel(const __grid_constant__ BackwardArgs args, int64_t parts_per_row) {
   const int64_t parts = args.rows.count * parts_per_row;
   for (int64_t part = blockIdx.x; part < parts; part += gridDim.x) {
-    differentiate_part<T, Acc>(args, part / parts_per_row, part % parts_per_row);
+    // From the last row, whose logits the forward has left in the cache.
+    const int64_t from_end = parts - 1 - part;
+    differentiate_part<T, Acc>(args, from_end / parts_per_row, from_end % parts_per_row);
   }
 }
 

@@ -9,12 +9,21 @@
 // Source         the order of RL-Kernel's public deterministic logp kernel, which defined it. The sum
 //                is written as plain `+ expf`; nvcc's default contraction fuses expf's last product
 //                (a power of two) with it, which is part of the contract.
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
 #include "core/row.h"
+#include "cuda/forward.h"
 #include "cuda/kernels.h"
 #include "cuda/lanes.h"
 
 namespace detlogp::cuda {
 namespace {
+
+constexpr int kAutomatic = 0;
+constexpr int kRows = -1;
 
 template <class T, class Acc>
 __device__ Acc max_of_contiguous(const T* row, int64_t vocab, int threads) {
@@ -115,13 +124,44 @@ void launch_for_dtype(const ForwardArgs& args, cudaStream_t stream) {
   });
 }
 
+// kAutomatic, kRows, or a number of blocks a row in the ring kernel.
+std::atomic<int> chosen_layout{kAutomatic};
+
+bool launch_ring_if_faster(const ForwardArgs& args, void* stream) {
+  const int layout = chosen_layout;
+  const int64_t from = args.rows.count <= ForwardPolicy::kFewRows
+                           ? ForwardPolicy::kRingVocabOfFewRows
+                           : ForwardPolicy::kRingVocab;
+  if (layout == kRows || (layout == kAutomatic && args.rows.vocab < from)) {
+    return false;
+  }
+  return launch_forward_ring(args, stream, layout == kAutomatic ? kAnyCluster : layout);
+}
+
 }  // namespace
+
+bool select_layout(const char* name) {
+  constexpr std::array<std::pair<const char*, int>, 6> layouts = {
+      {{"auto", kAutomatic},
+       {"rows", kRows},
+       {"ring1", 1},
+       {"ring2", 2},
+       {"ring4", 4},
+       {"ring8", 8}}};
+  for (const auto& [known, layout] : layouts) {
+    if (std::strcmp(name, known) == 0) {
+      chosen_layout = layout;
+      return true;
+    }
+  }
+  return false;
+}
 
 void launch_forward(const ForwardArgs& args, bool double_arithmetic, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   if (double_arithmetic) {
     launch_for_dtype<double>(args, cuda_stream);
-  } else {
+  } else if (!launch_ring_if_faster(args, stream)) {
     launch_for_dtype<float>(args, cuda_stream);
   }
 }

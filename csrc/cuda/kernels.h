@@ -12,6 +12,10 @@ void launch_tangent(const TangentArgs& args, bool double_arithmetic, void* strea
 void launch_probability(const ProbabilityArgs& args, bool double_arithmetic, void* stream);
 void launch_row_sum(const RowSumArgs& args, bool double_arithmetic, void* stream);
 
+// How the forward lays its work out: "auto", "rows" (a block a row), or "ring1", "ring2", "ring4",
+// "ring8" (so many blocks a row, where that serves). Returns false for another name. For tests.
+bool select_layout(const char* name);
+
 // Makes a device current for a scope.
 class DeviceScope {
  public:

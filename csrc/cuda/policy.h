@@ -1,18 +1,37 @@
 // Tuning: how the work is laid out, never what is computed. Change a number here, and no bit moves.
 #pragma once
 
+#include <cstdint>
+
 namespace detlogp::cuda {
 
 struct ForwardPolicy {
-  static constexpr int kMaxUnroll =
-      4;  // 16-byte loads in flight per thread while looking for the max
-  static constexpr int kSumUnroll = 16;  // columns of a lane in flight while summing
+  static constexpr int kMaxUnroll = 4;   // 16-byte loads of a thread in flight, for the max
+  static constexpr int kSumUnroll = 16;  // columns of a lane in flight, for the sum
+  // The ring kernel serves rows from here on; few rows, which fill the device in one wave, only if wide.
+  static constexpr int64_t kRingVocab = 10240;
+  static constexpr int64_t kRingVocabOfFewRows = 49152;
+  static constexpr int64_t kFewRows = 128;
+};
+
+// The ring of the forward, by the size of a logit. Measured on 9.0; 10.0, which has the same shared
+// memory, uses the same numbers.
+template <int ElementBytes>
+struct RingPolicy {
+  static constexpr int kSharedBytes = 227 * 1024;  // of a block
+  static constexpr int kStageBytes = 8192;         // of logits, at most
+  static constexpr int kSumThreads = 384;
+  static constexpr int kSetThreads = 128;                     // of the summing threads, at most
+  static constexpr int kTerms = ElementBytes == 2 ? 32 : 16;  // of a thread and stage, at most
+  static constexpr int kMaxWarps = ElementBytes == 2 ? 2 : 4;
+  static constexpr int kCopyWarps = ElementBytes == 2 ? 1 : 2;
+  static constexpr double kRoomyShare = 0.75;  // of the ring, for one row
 };
 
 struct BackwardPolicy {
   static constexpr int kThreads = 256;
-  static constexpr int kVectors = 2;            // 16-byte loads in flight per thread
-  static constexpr int kBytesPerBlock = 65536;  // of a row's logits
+  static constexpr int kVectors = 4;            // 16-byte loads in flight per thread
+  static constexpr int kBytesPerBlock = 32768;  // of a row's logits
 };
 
 struct MeanPolicy {

@@ -151,3 +151,9 @@ def select_cpu_path(name: str) -> str:
     """Selects a CPU code path, "auto" for the widest. Returns the name of the path in use."""
     path: str = torch.ops.detlogp.select_cpu_path(name)
     return path
+
+
+def select_cuda_layout(name: str) -> str:
+    """Selects how the CUDA forward lays out its work, "auto" for what is fastest."""
+    layout: str = torch.ops.detlogp.select_cuda_layout(name)
+    return layout

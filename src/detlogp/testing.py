@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from detlogp import reference
-from detlogp._native import build_info, select_cpu_path
+from detlogp._native import build_info, select_cpu_path, select_cuda_layout
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
@@ -112,6 +112,25 @@ def cpu_path(name: str) -> Iterator[None]:
         yield
     finally:
         select_cpu_path(previous)
+
+
+CUDA_LAYOUTS = ("rows", "ring1", "ring2", "ring4", "ring8")
+
+
+@contextmanager
+def cuda_layout(name: str) -> Iterator[None]:
+    """One layout of the CUDA forward, in all threads: "rows", a block a row that reads it twice, or
+    "ring1" to "ring8", so many blocks a row that read it once. The bits are the same.
+
+    A ring serves float16, bfloat16 and float32 logits with adjacent columns, V > 4096, where a row
+    fits into it, on devices of capability 9 and 10; "rows" serves the rest. RuntimeError for
+    another name, or a build without CUDA.
+    """
+    select_cuda_layout(name)
+    try:
+        yield
+    finally:
+        select_cuda_layout("auto")
 
 
 # ---- error bounds: proofs are on the contract page of the documentation --------------------------

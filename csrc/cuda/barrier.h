@@ -1,0 +1,179 @@
+// Barriers in shared memory (mbarrier), clusters of blocks, and 16-byte copies from global to shared
+// memory that no register waits for: the instructions of sm_90 that CUDA C++ has no plain word for.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace detlogp::cuda {
+
+struct Barrier {
+  uint64_t state;
+};
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// The same variable in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ uint32_t address_in_block(const void* pointer, int rank) {
+  uint32_t result;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(result)
+      : "r"(shared_address(pointer)), "r"(rank));
+  return result;
+}
+
+__device__ __forceinline__ void init(Barrier& barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+
+// What this thread has done before is seen by those of its block who wait for the phase.
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void arrive(Barrier& barrier) {
+  arrive(shared_address(&barrier));
+}
+
+// The same; the phase then also waits for so many bytes to be sent.
+__device__ __forceinline__ void arrive_and_expect(Barrier& barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   shared_address(&barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+// Stores into the shared memory of block `rank`, for whoever waits there for the phase of `barrier`.
+__device__ __forceinline__ void send(float* to, Barrier& barrier, int rank, float value) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                   address_in_block(to, rank)),
+               "f"(value), "r"(address_in_block(&barrier, rank))
+               : "memory");
+}
+
+// Until the phase of this parity is over.
+__device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}\n"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (done == 0);
+}
+
+__device__ __forceinline__ void wait(const Barrier& barrier, uint32_t parity) {
+  wait(shared_address(&barrier), parity);
+}
+
+// The same, for what the blocks of a cluster of C have sent.
+template <int C>
+__device__ __forceinline__ void wait_for_cluster(const Barrier& barrier, uint32_t parity) {
+#ifndef NO_FENCE
+  if (C == 1) {
+    wait(barrier, parity);
+    return;
+  }
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}\n"
+        : "=r"(done)
+        : "r"(shared_address(&barrier)), "r"(parity)
+        : "memory");
+  } while (done == 0);
+#else
+  wait(barrier, parity);
+#endif
+}
+
+__device__ __forceinline__ int rank_in_cluster() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+
+// Every thread of every block of the cluster; barriers that were initialised before are ready after.
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile(
+      "fence.mbarrier_init.release.cluster;\n"
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;\n" ::
+          : "memory");
+}
+
+// ---- shared memory by address: in a loop, addresses that are computed once -----------------------
+
+// A value that the compiler keeps instead of computing it again.
+__device__ __forceinline__ uint32_t in_register(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+__device__ __forceinline__ uint32_t load_shared_16(uint32_t from) {
+  uint16_t result;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(result) : "r"(from));
+  return result;
+}
+
+__device__ __forceinline__ uint32_t load_shared_32(uint32_t from) {
+  uint32_t result;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(result) : "r"(from));
+  return result;
+}
+
+__device__ __forceinline__ void load_shared(uint32_t from, uint32_t (&word)[1]) {
+  word[0] = load_shared_32(from);
+}
+
+__device__ __forceinline__ void load_shared(uint32_t from, uint32_t (&word)[2]) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "r"(from));
+}
+
+__device__ __forceinline__ void load_shared(uint32_t from, uint32_t (&word)[4]) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+               : "r"(from));
+}
+
+__device__ __forceinline__ void store_shared_32(uint32_t to, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
+// ---- copies from global to shared memory that no register waits for --------------------------------
+
+template <int To, int From>
+__device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from),
+               "n"(To), "n"(From)
+               : "memory");
+}
+
+// Reads `bytes` <= 16; the rest is zero.
+__device__ __forceinline__ void copy_up_to_16_bytes(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// Arrives when all copies that this thread has asked for are done.
+__device__ __forceinline__ void arrive_when_copied(Barrier& barrier) {
+  asm volatile(
+      "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier))
+      : "memory");
+}
+
+}  // namespace detlogp::cuda

@@ -1,0 +1,16 @@
+// The forward kernel for wide rows, which forward.cu prefers where it serves.
+#pragma once
+
+#include "core/args.h"
+
+namespace detlogp::cuda {
+
+constexpr int kMaxCluster = 8;
+constexpr int kAnyCluster = 0;
+constexpr int64_t kNarrowVocab = 4096;  // up to it, B is less than 512
+
+// `cluster` blocks a row (1, 2, 4 or 8), or as many as suit. Returns false, and does nothing, where the
+// kernel does not serve: other types, strided columns, narrow rows, rows beyond the ring, old devices.
+bool launch_forward_ring(const ForwardArgs& args, void* stream, int cluster);
+
+}  // namespace detlogp::cuda

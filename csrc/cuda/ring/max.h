@@ -1,0 +1,146 @@
+// The max warps: the max of every row, from the ring. They take turns at the stages.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/ring/copy.h"
+
+namespace detlogp::cuda::ring {
+
+// The max of 16-byte pieces; a NaN is passed over, as fmaxf does.
+template <class T>
+struct PieceMax;
+
+template <>
+struct PieceMax<float> {
+  float value[4];
+
+  __device__ __forceinline__ void reset() {
+    value[0] = value[1] = value[2] = value[3] = lowest<float>();
+  }
+  __device__ __forceinline__ void take(uint4 piece) {
+    value[0] = fmaxf(value[0], __uint_as_float(piece.x));
+    value[1] = fmaxf(value[1], __uint_as_float(piece.y));
+    value[2] = fmaxf(value[2], __uint_as_float(piece.z));
+    value[3] = fmaxf(value[3], __uint_as_float(piece.w));
+  }
+  __device__ __forceinline__ void take_element(float x) {
+    value[0] = fmaxf(value[0], x);
+  }
+  __device__ __forceinline__ float result() const {
+    return fmaxf(fmaxf(value[0], value[1]), fmaxf(value[2], value[3]));
+  }
+};
+
+// Two elements at a time.
+template <class T, class Pair>
+struct PackedMax {
+  Pair value[4];
+  float edge;
+
+  __device__ __forceinline__ void reset() {
+    const uint32_t infinities = sizeof(T) == 0 ? 0u : kMinusInfinities;
+    for (Pair& v : value) {
+      memcpy(&v, &infinities, sizeof(Pair));
+    }
+    edge = lowest<float>();
+  }
+  __device__ __forceinline__ void take(uint4 piece) {
+    Pair pair[4];
+    memcpy(pair, &piece, sizeof(piece));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      value[i] = __hmax2(value[i], pair[i]);
+    }
+  }
+  __device__ __forceinline__ void take_element(T x) {
+    edge = fmaxf(edge, to_acc<float>(x));
+  }
+  __device__ __forceinline__ float result() const {
+    const Pair pair = __hmax2(__hmax2(value[0], value[1]), __hmax2(value[2], value[3]));
+    T element[2];
+    memcpy(element, &pair, sizeof(pair));
+    return fmaxf(edge, fmaxf(to_acc<float>(element[0]), to_acc<float>(element[1])));
+  }
+
+ private:
+  static constexpr uint32_t kMinusInfinities =
+      sizeof(Pair) == 4 && std::is_same<T, Half>::value ? 0xfc00fc00u : 0xff80ff80u;
+};
+
+template <>
+struct PieceMax<Half> : PackedMax<Half, __half2> {};
+
+template <>
+struct PieceMax<BFloat16> : PackedMax<BFloat16, __nv_bfloat162> {};
+
+// The part of a piece that is the row's. `piece` is where it lies in memory, `data` where it is now.
+template <class T, int C>
+__device__ __forceinline__ void take_edge(
+    PieceMax<T>& max, const Source<T, C>& source, const char* piece, const char* data) {
+  const int64_t first = source.begin - piece;
+  const int64_t last = source.end - piece;
+  if (first <= 0 && last >= 16) {
+    max.take(*reinterpret_cast<const uint4*>(data));
+  } else if (first < 16 && last > 0) {
+#pragma unroll 1
+    for (int e = 0; e < 16; e += sizeof(T)) {
+      if (e >= first && e < last) {
+        max.take_element(*reinterpret_cast<const T*>(data + e));
+      }
+    }
+  }
+}
+
+template <class T, int C>
+__device__ __forceinline__ void max_of_rows(const Block<T, C>& block, int warp) {
+  using S = Shape<T, C>;
+  Shared<T, C>& shared = block.shared;
+  const int lane = threadIdx.x % 32;
+  const Pieces<T, C> pieces(lane);
+  const bool has_last = lane < S::kPeriods;
+  const int place_of_max = block.rank * S::kMaxWarps + warp;
+  PieceMax<T> max;
+  Cursor row;
+  Cursor take{warp, 0};
+  int stage = warp;
+  while (true) {
+    wait(shared.listed[row.slot], row.parity);
+    const RowInfo info = shared.info[row.slot];
+    if (info.row < 0) {
+      return;
+    }
+    const Source<T, C> source(block, info.begin);
+    max.reset();
+    for (; stage < block.stages_per_row; stage += S::kMaxWarps) {
+      wait(shared.arrived[take.slot], take.parity);
+      const char* data = block.stage(take.slot);
+      const char* data_of_lane = data + pieces.place;
+      if (source.is_inner(stage)) {
+        pieces.for_each([&](auto step) {
+          max.take(*reinterpret_cast<const uint4*>(data_of_lane + step.kPlace));
+        });
+        if (source.is_shifted && has_last) {
+          max.take(*reinterpret_cast<const uint4*>(data + pieces.last_place(lane)));
+        }
+      } else {
+        const char* from = source.of_stage(stage);
+        pieces.for_each([&](auto step) {
+          take_edge(max, source, from + pieces.offset + step.kOffset, data_of_lane + step.kPlace);
+        });
+        if (source.is_shifted && has_last) {
+          take_edge(max, source, from + pieces.last_offset(lane), data + pieces.last_place(lane));
+        }
+      }
+      take.advance(S::kStages, S::kMaxWarps);
+    }
+    stage -= block.stages_per_row;
+    const float value = max_of_warp(max.result());
+    if (lane < C) {
+      send(&shared.max[row.slot][place_of_max], shared.full[row.slot], lane, value);
+    }
+    row.advance(S::kRowSlots);
+  }
+}
+
+}  // namespace detlogp::cuda::ring

@@ -1,0 +1,107 @@
+// What the warps of a block share: the shape of the ring, its barriers, and the rows in it (kernel.cu
+// has the picture).
+#pragma once
+
+#include "core/row.h"
+#include "cuda/barrier.h"
+#include "cuda/device.h"
+#include "cuda/policy.h"
+
+namespace detlogp::cuda::ring {
+
+constexpr int kLanes = kMaxLanes;
+constexpr int kGroups = kLanes / kGroup;
+
+// What a block of a cluster of C holds of each period, and who works on it.
+template <class T, int C>
+struct Shape {
+  using Policy = RingPolicy<sizeof(T)>;
+
+  static constexpr int kBlockLanes = kLanes / C;
+  static constexpr int kSliceBytes = kBlockLanes * static_cast<int>(sizeof(T));
+  // A slice that begins between two 16-byte boundaries touches one 16-byte piece more.
+  static constexpr int kPitch = kSliceBytes + 16;
+
+  // A set of summing warps has all of the block's lanes, a thread kThreadLanes neighbouring ones.
+  static constexpr int kThreadLanes =
+      kBlockLanes > Policy::kSetThreads ? kBlockLanes / Policy::kSetThreads : 1;
+  static constexpr int kSetThreads = kBlockLanes / kThreadLanes;
+  static constexpr int kSets = Policy::kSumThreads / kSetThreads;
+
+  static constexpr int kTermPeriods = Policy::kTerms / kThreadLanes;
+  static constexpr int kBytePeriods = Policy::kStageBytes / kSliceBytes;
+  static constexpr int kPeriods = kTermPeriods < kBytePeriods ? kTermPeriods : kBytePeriods;
+  static constexpr int kStageColumns = kPeriods * kLanes;
+  static constexpr int kStageBytes = kPeriods * kPitch;
+  static constexpr int kOtherBytes = C == 1 ? 8192 : 4352;  // at least sizeof(Shared)
+  static constexpr int kStages = (Policy::kSharedBytes - kOtherBytes) / kStageBytes;
+  static constexpr int kRowSlots = C == 1 ? 8 : 4;
+
+  static constexpr int kSumWarps = kSets * kSetThreads / 32;
+  static constexpr int kMaxWarps = Policy::kMaxWarps;
+  static constexpr int kCopyWarps = Policy::kCopyWarps;
+  static constexpr int kFirstCopyWarp = kSumWarps + kMaxWarps;
+  static constexpr int kLister = kFirstCopyWarp + kCopyWarps;
+  static constexpr int kClerks = C == 1 ? 2 : 1;
+  static constexpr int kThreads = 32 * (kLister + kClerks);
+};
+
+struct RowInfo {
+  int64_t row;  // -1: there are no more
+  int token_id;
+  const char* begin;
+};
+
+template <class T, int C>
+struct Shared {
+  using S = Shape<T, C>;
+
+  // The lane sums on their way to a set, and a barrier a warp.
+  struct Turn {
+    Barrier passed[S::kSetThreads / 32];
+    float sum[S::kThreadLanes][S::kSetThreads];
+  };
+
+  Barrier listed[S::kRowSlots];
+  Barrier full[S::kRowSlots];
+  Barrier done[S::kRowSlots];
+  Barrier ended[S::kRowSlots];
+  Barrier arrived[S::kStages];
+  Barrier empty[S::kStages];
+  RowInfo info[S::kRowSlots];
+  float max[S::kRowSlots][C * S::kMaxWarps];
+  float group[S::kRowSlots][kGroups];
+  float row_max[S::kRowSlots];
+  Turn turn[S::kSets];
+};
+
+// A position in a ring, and the parity of the barrier there in this round.
+struct Cursor {
+  int slot = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(int size, int step = 1) {
+    slot += step;
+    if (slot >= size) {
+      slot -= size;
+      parity ^= 1;
+    }
+  }
+};
+
+template <class T, int C>
+struct Block {
+  using S = Shape<T, C>;
+
+  Shared<T, C>& shared;
+  char* ring;
+  int vocab;
+  int rank;
+  int stages_per_row;
+
+  __device__ __forceinline__ char* stage(int slot) const {
+    return ring + slot * S::kStageBytes;
+  }
+};
+
+}  // namespace detlogp::cuda::ring

@@ -1,0 +1,207 @@
+// The summing warps: the lanes of every row, in the locked order.
+//
+// Sets of warps take turns at the stages. A set makes exp(x - m) of its stage's columns as soon as the
+// row's max is known; the sums of the lanes go round the sets, each adding its stage's terms in order:
+//
+//     set 0   make stage 0 | add 0 |     make stage 3       | add 3 |
+//     set 1   make stage 1         | add 1 |     make stage 4       | add 4 |
+//     set 2   make stage 2                 | add 2 |     make stage 5       | add 5 |
+#pragma once
+
+#include "cuda/exp.h"
+#include "cuda/ring/logits.h"
+#include "cuda/ring/shape.h"
+
+namespace detlogp::cuda::ring {
+
+template <class T, int C>
+class Summer {
+ public:
+  using S = Shape<T, C>;
+
+  __device__ __forceinline__ Summer(const Block<T, C>& block, int thread)
+      : block_(block),
+        thread_(thread % S::kSetThreads),
+        set_(thread / S::kSetThreads),
+        arrived_(in_register(shared_address(block.shared.arrived))),
+        first_column_(block.rank * S::kBlockLanes + kThreadLanes * thread_),
+        take_{set_, 0},
+        turn_parity_(set_ == 0 ? 1 : 0) {
+    const auto turn = [&](int set) {
+      return in_register(shared_address(&block.shared.turn[set]));
+    };
+    mine_ = turn(set_);
+    next_ = turn(set_ + 1 == S::kSets ? 0 : set_ + 1);
+    ring_ = in_register(shared_address(block.ring) + thread_ * kBytes);
+  }
+
+  __device__ __forceinline__ void run() {
+    Shared<T, C>& shared = block_.shared;
+    Cursor row;
+    int stage = set_;
+    while (true) {
+      wait(shared.listed[row.slot], row.parity);
+      const RowInfo info = shared.info[row.slot];
+      if (info.row < 0) {
+        return;
+      }
+      shift_ = static_cast<int>(reinterpret_cast<uintptr_t>(info.begin) % 16);
+      wait_for_cluster<C>(shared.full[row.slot], row.parity);
+      row_max_ = shared.max[row.slot][0];
+#pragma unroll
+      for (int i = 1; i < C * S::kMaxWarps; ++i) {
+        row_max_ = fmaxf(row_max_, shared.max[row.slot][i]);
+      }
+      for (; stage < block_.stages_per_row; stage += S::kSets) {
+        add_stage(stage, row.slot);
+      }
+      stage -= block_.stages_per_row;
+      row.advance(S::kRowSlots);
+    }
+  }
+
+ private:
+  static constexpr int kThreadLanes = S::kThreadLanes;
+  static constexpr int kBytes = kThreadLanes * sizeof(T);
+  using Columns = Logits<T, kThreadLanes>[S::kPeriods];
+  using Terms = ExpParts[S::kPeriods][kThreadLanes];
+  using Sums = float[kThreadLanes];
+
+  // All terms of a stage are made before the sums that they are added to are waited for. The two ways
+  // to make them meet before that wait, so that compilers cannot move their making behind it.
+  __device__ __forceinline__ void add_stage(int stage, int row_slot) {
+    const uint32_t barrier = arrived_ + take_.slot * sizeof(Barrier);
+    wait(barrier, take_.parity);
+    const uint32_t from = ring_ + shift_ + take_.slot * S::kStageBytes;
+    const bool is_last = stage + 1 == block_.stages_per_row;
+    Columns columns;
+    Terms terms;
+    if (!is_last && shift_ % kBytes == 0) {
+#pragma unroll
+      for (int p = 0; p < S::kPeriods; ++p) {
+        columns[p].load(from + p * S::kPitch);
+      }
+      release(barrier);
+      make(terms, columns);
+    } else {
+#pragma unroll
+      for (int p = 0; p < S::kPeriods; ++p) {
+        columns[p].load_shifted(from + p * S::kPitch);
+      }
+      if (is_last) {
+        const int end = block_.vocab - stage * S::kStageColumns - first_column_;
+#pragma unroll
+        for (int p = 0; p < S::kPeriods; ++p) {
+          columns[p].keep(end - p * kLanes);
+        }
+      }
+      release(barrier);
+      make(terms, columns);
+    }
+    Sums sum;
+    receive(sum);
+#pragma unroll
+    for (int p = 0; p < S::kPeriods; ++p) {
+#pragma unroll
+      for (int l = 0; l < kThreadLanes; ++l) {
+        sum[l] = __fmaf_rn(terms[p][l].fraction, terms[p][l].power, sum[l]);
+      }
+    }
+    if (is_last) {
+      const Sums zero = {};  // for the next row
+      pass_on(zero);
+      publish(sum, row_slot);
+    } else {
+      pass_on(sum);
+    }
+  }
+
+  __device__ __forceinline__ void release(uint32_t arrived_barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      arrive(arrived_barrier + sizeof(Barrier) * S::kStages);  // the stage's `empty`
+    }
+    take_.advance(S::kStages, S::kSets);
+  }
+
+  __device__ __forceinline__ void make(Terms& terms, const Columns& columns) const {
+#pragma unroll
+    for (int p = 0; p < S::kPeriods; ++p) {
+#pragma unroll
+      for (int l = 0; l < kThreadLanes; ++l) {
+        terms[p][l] = exp_parts(columns[p].widened(l) - row_max_);
+      }
+    }
+  }
+
+  // The sums of a lane go from set to set, as the stages do, also from row to row: so a set's place
+  // for them is free when it is written again. Set 0 finds zeros there, and need not wait for them.
+  __device__ __forceinline__ void receive(Sums& sum) {
+    wait(mine_ + thread_ / 32 * sizeof(Barrier), turn_parity_);
+    turn_parity_ ^= 1;
+#pragma unroll
+    for (int l = 0; l < kThreadLanes; ++l) {
+      sum[l] = __uint_as_float(load_shared_32(mine_ + place_of_sum(l)));
+    }
+  }
+
+  __device__ __forceinline__ void pass_on(const Sums& sum) {
+#pragma unroll
+    for (int l = 0; l < kThreadLanes; ++l) {
+      store_shared_32(next_ + place_of_sum(l), __float_as_uint(sum[l]));
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      arrive(next_ + thread_ / 32 * sizeof(Barrier));
+    }
+  }
+
+  __device__ __forceinline__ uint32_t place_of_sum(int l) const {
+    return S::kSetThreads / 32 * sizeof(Barrier) + (l * S::kSetThreads + thread_) * sizeof(float);
+  }
+
+  // The tree over a group of 32 lanes.
+  __device__ __forceinline__ void publish(Sums& sum, int slot) {
+    constexpr int kThreads = kGroup / kThreadLanes;
+#pragma unroll
+    for (int offset = kThreads / 2; offset > 0; offset /= 2) {
+#pragma unroll
+      for (int l = 0; l < kThreadLanes; ++l) {
+        sum[l] += __shfl_down_sync(0xffffffffu, sum[l], offset, kThreads);
+      }
+    }
+#pragma unroll
+    for (int offset = kThreadLanes / 2; offset > 0; offset /= 2) {
+#pragma unroll
+      for (int l = 0; l < offset; ++l) {
+        sum[l] += sum[l + offset];
+      }
+    }
+    const float group = __shfl_sync(0xffffffffu, sum[0], 0, kThreads);
+    Shared<T, C>& shared = block_.shared;
+    const int rank = thread_ % kThreads;
+    if (rank < C) {
+      const int index = (block_.rank * S::kBlockLanes + kThreadLanes * thread_) / kGroup;
+      send(&shared.group[slot][index], shared.done[slot], rank, group);
+    }
+    if (thread_ == 0) {
+      shared.row_max[slot] = row_max_;
+      arrive(shared.done[slot]);
+    }
+  }
+
+  const Block<T, C>& block_;
+  int thread_;
+  int set_;
+  uint32_t arrived_;  // addresses in shared memory
+  uint32_t mine_;
+  uint32_t next_;
+  uint32_t ring_;
+  int first_column_;  // in a stage
+  Cursor take_;
+  uint32_t turn_parity_;
+  int shift_ = 0;
+  float row_max_ = 0;
+};
+
+}  // namespace detlogp::cuda::ring
