@@ -73,13 +73,15 @@ std::tuple<Tensor, Tensor, Tensor> logp_out(
   return {stats.lse, stats.row_max, stats.log_sum};
 }
 
-Tensor logp_backward(
-    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
-    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse) {
+namespace {
+
+BackwardArgs to_backward_args(
+    const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask,
+    const Tensor& row_max, const Tensor& log_sum, const std::optional<Tensor>& grad_logp,
+    const std::optional<Tensor>& grad_lse) {
   BackwardArgs args{};
   args.rows = to_rows(logits, token_ids, mask);
   const ScalarType compute_dtype = row_max.scalar_type();
-  const bool double_arithmetic = is_double(compute_dtype);
   const auto data = [&](const Tensor& values, const char* name) {
     return per_row_data(values, compute_dtype, logits, name);
   };
@@ -87,11 +89,39 @@ Tensor logp_backward(
   args.log_sum = data(log_sum, "log_sum");
   args.grad_logp = grad_logp.has_value() ? data(*grad_logp, "grad_logp") : nullptr;
   args.grad_lse = grad_lse.has_value() ? data(*grad_lse, "grad_lse") : nullptr;
+  return args;
+}
+
+void run_backward(const Tensor& logits, const Tensor& row_max, const BackwardArgs& args) {
+  run(logits, args, args.rows.count, args.rows.vocab, is_double(row_max.scalar_type()),
+      cpu::kernels().backward, DETLOGP_LAUNCH(backward));
+}
+
+}  // namespace
+
+Tensor logp_backward(
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
+    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse) {
+  BackwardArgs args =
+      to_backward_args(logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse);
   Tensor result = empty_matrix(logits, logits.scalar_type());
   args.grad_logits = result.data_ptr();
-  run(logits, args, args.rows.count, args.rows.vocab, double_arithmetic, cpu::kernels().backward,
-      DETLOGP_LAUNCH(backward));
+  args.grad_layout = row_layout(result);
+  run_backward(logits, row_max, args);
   return result;
+}
+
+void logp_backward_inplace(
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
+    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse) {
+  BackwardArgs args =
+      to_backward_args(logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse);
+  STD_TORCH_CHECK(
+      args.rows.column_stride == 1 || args.rows.vocab == 1,
+      "detlogp: logits must have adjacent columns, got a stride of ", args.rows.column_stride);
+  args.grad_logits = logits.data_ptr();
+  args.grad_layout = args.rows.layout;
+  run_backward(logits, row_max, args);
 }
 
 std::string select_cpu_path(std::string name) {

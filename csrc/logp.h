@@ -29,6 +29,11 @@ Tensor logp_backward(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
     std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse);
 
+// The same into the logits' own storage, of which no two elements may share memory.
+void logp_backward_inplace(
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
+    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse);
+
 // Properties of the build and of this process, one "key=value" a line.
 std::string build_info();
 

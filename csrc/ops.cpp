@@ -20,6 +20,9 @@ STABLE_TORCH_LIBRARY(detlogp, m) {
       "logp_backward(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max, Tensor log_sum,"
       " Tensor? grad_logp, Tensor? grad_lse) -> Tensor");
   m.def(
+      "logp_backward_inplace(Tensor(a!) logits, Tensor token_ids, Tensor? mask, Tensor row_max,"
+      " Tensor log_sum, Tensor? grad_logp, Tensor? grad_lse) -> ()");
+  m.def(
       "logp_second_order(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max,"
       " Tensor log_sum, Tensor? grad_logp, Tensor? grad_lse, Tensor cotangent)"
       " -> (Tensor grad_logits, Tensor grad_grad_logp, Tensor grad_grad_lse)");
@@ -43,6 +46,7 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("logp_with_stats", TORCH_BOX(&detlogp::logp_with_stats));
   m.impl("logp_out", TORCH_BOX(&detlogp::logp_out));
   m.impl("logp_backward", TORCH_BOX(&detlogp::logp_backward));
+  m.impl("logp_backward_inplace", TORCH_BOX(&detlogp::logp_backward_inplace));
   m.impl("logp_second_order", TORCH_BOX(&detlogp::logp_second_order));
   m.impl("logp_tangent", TORCH_BOX(&detlogp::logp_tangent));
   m.impl("probability", TORCH_BOX(&detlogp::probability));

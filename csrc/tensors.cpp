@@ -80,10 +80,7 @@ Tensor empty_matrix(const Tensor& logits, ScalarType type) {
   return result;
 }
 
-namespace {
-
-// Leading dimensions that step as one are merged; those of size 1 vanish.
-RowLayout merge_leading_dims(const Tensor& logits) {
+RowLayout row_layout(const Tensor& logits) {
   RowLayout layout{};
   const auto sizes = logits.sizes();
   const auto strides = logits.strides();
@@ -106,6 +103,8 @@ RowLayout merge_leading_dims(const Tensor& logits) {
   }
   return layout;
 }
+
+namespace {
 
 bool same_device(const Tensor& a, const Tensor& b) {
   int32_t type_of_a;
@@ -157,7 +156,7 @@ Operand to_operand(const Tensor& matrix, const Tensor& logits, const char* name)
     fits = sizes[d] == expected[d];
   }
   STD_TORCH_CHECK(fits, "detlogp: ", name, " must have logits' shape");
-  return {matrix.const_data_ptr(), merge_leading_dims(matrix), matrix.stride(matrix.dim() - 1)};
+  return {matrix.const_data_ptr(), row_layout(matrix), matrix.stride(matrix.dim() - 1)};
 }
 
 Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask) {
@@ -168,7 +167,7 @@ Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<
   rows.vocab = logits.size(dims - 1);
   STD_TORCH_CHECK(rows.vocab >= 1, "detlogp: logits must have at least one column, got 0");
   rows.count = logits.numel() / rows.vocab;
-  rows.layout = merge_leading_dims(logits);
+  rows.layout = row_layout(logits);
   rows.column_stride = logits.stride(dims - 1);
   rows.logits = logits.const_data_ptr();
   rows.token_ids =

@@ -37,6 +37,10 @@ bool is_double(ScalarType compute_dtype);
 // A matrix of logits' shape, type and device.
 Operand to_operand(const Tensor& matrix, const Tensor& logits, const char* name);
 
+// Where the rows of [..., V] begin. Leading dimensions that step as one are merged; those of size 1
+// vanish.
+RowLayout row_layout(const Tensor& logits);
+
 // The rows of `logits` [..., V] with `token_ids` and `mask`, both of its leading shape.
 Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask);
 

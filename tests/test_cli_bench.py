@@ -21,7 +21,8 @@ def test_command(tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]
         rows = list(csv.DictReader(file))
     timed = [row for row in rows if row["method"] != "host"]
     assert {row["benchmark"] for row in timed} == {*FIRST_ORDER, *SECOND_ORDER}
-    assert {row["variant"] for row in timed} == {"detlogp", "torch-log-softmax"}
+    variants = {"detlogp", "detlogp in place", "torch-log-softmax"}
+    assert {row["variant"] for row in timed} == variants
     methods = {"graph", "eager"} if device == "cuda" else {"clock"}
     assert {row["method"] for row in timed} == methods
     for row in timed:
@@ -56,9 +57,11 @@ def test_what_is_timed(device: str) -> None:
             "forward": ["logp"],
             "backward": ["logp_backward"],
             "forward + backward": ["logp_with_stats", "logp_backward"],
+            "training step": ["logp_with_stats", "logp_backward"],
             "hvp, reverse over reverse": ["logp_with_stats", "logp_backward", "logp_second_order"],
         }.get(name, recorder.names())
-        passes = {"forward": 1, "backward": 2, "forward + backward": 3}.get(name, 6)
+        counts = {"forward": 1, "backward": 2, "forward + backward": 3, "training step": 5}
+        passes = counts.get(name, 6)
         assert work.minimum_bytes == passes * 4 * 300 * 4
 
 
@@ -98,6 +101,18 @@ def test_no_time_for_a_wrong_second_order() -> None:
     assert list(wrong) == ["once"]
     assert wrong["once"].startswith("silently wrong: error")
     assert bench._wrong_at("forward", variants, "cpu") == {}
+
+
+def test_scaling(tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--scaling", "--device", device, "--quick", "--rounds", "1"]
+    assert main(["bench", *arguments, "--output", str(tmp_path)]) == 0
+    with (tmp_path / "bench.csv").open(newline="") as file:
+        cases = {row["case"] for row in csv.DictReader(file) if row["method"] != "host"}
+    assert {"1 x 4096 bfloat16", "1 x 4096 float32"} <= cases
+    assert len({case.split()[2] for case in cases}) > 4
+    assert (tmp_path / "bench.png").stat().st_size > 10000
+    assert main(["bench", "torch-log-softmax", *arguments]) == 2
+    assert "--scaling times detlogp alone" in capsys.readouterr().err
 
 
 def test_rounds(capsys: pytest.CaptureFixture[str]) -> None:

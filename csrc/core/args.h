@@ -63,7 +63,9 @@ struct BackwardArgs {
   const void* log_sum;    // [N] of the accumulation type
   const void* grad_logp;  // [N] of the accumulation type, or null
   const void* grad_lse;   // [N] of the accumulation type, or null
-  void* grad_logits;      // [N, V], contiguous, of the logits' type
+  // [N, V] of the logits' type, rows of adjacent columns; it may be the logits themselves.
+  void* grad_logits;
+  RowLayout grad_layout;
 };
 
 // A second [N, V] matrix of the logits' type: a tangent or a cotangent.

@@ -134,7 +134,7 @@ __device__ __forceinline__ void differentiate_part(
     const BackwardArgs& args, int64_t row, int64_t part) {
   constexpr int64_t kColumns = BackwardPolicy::kBytesPerBlock / sizeof(T);
   const Rows& rows = args.rows;
-  T* output = static_cast<T*>(args.grad_logits) + row * rows.vocab;
+  T* output = static_cast<T*>(args.grad_logits) + RowLayout::offset(args.grad_layout, row);
   const int64_t head = elements_to_boundary(output);
   const int64_t first = part == 0 ? 0 : head + part * kColumns;
   const int64_t end = head + (part + 1) * kColumns;

@@ -121,6 +121,17 @@ def check_ids_in_range(token_ids: Tensor, mask: Tensor | None, vocab: int) -> No
         raise ValueError(f"token_ids must be in [0, {vocab}), got {value} in row {row}")
 
 
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements may share memory: some stride lies inside the dimensions below it."""
+    dims = zip(tensor.stride(), tensor.shape, strict=True)
+    reach = 0
+    for stride, size in sorted(dim for dim in dims if dim[1] > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

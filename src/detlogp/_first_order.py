@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from detlogp._checks import overlaps_itself, shape_text
 from detlogp._guards import call
-from detlogp._native import logp_backward_op, logp_with_stats_op
+from detlogp._native import logp_backward_inplace_op, logp_backward_op, logp_with_stats_op
 from detlogp.primitives._function import is_plain
 from detlogp.primitives.gradient import gradient
 from detlogp.primitives.rows import Rows
+
+# Of a backward with is_grads_batched, which maps over the cotangents in a way of its own.
+is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 class FirstOrder(torch.autograd.Function):
@@ -34,13 +38,83 @@ class FirstOrder(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_logp: Tensor | None, grad_lse: Tensor | None) -> Any:
         rows = Rows(*ctx.saved_tensors)
-        grads = [
-            None if grad is None else grad.to(rows.row_max.dtype) for grad in (grad_logp, grad_lse)
-        ]
+        grads = _cast(rows, grad_logp, grad_lse)
         if torch.compiler.is_compiling() or is_plain():
-            vectors = (None if grad is None else grad.contiguous() for grad in grads)
-            grad_logits = call(logp_backward_op, *rows, *vectors)
+            grad_logits = call(logp_backward_op, *rows, *_contiguous(grads))
         else:
             # create_graph, or is_grads_batched, which maps over the cotangents.
             grad_logits = gradient(rows, *grads)
         return grad_logits, *(None,) * 6
+
+
+def _cast(rows: Rows, *grads: Tensor | None) -> list[Tensor | None]:
+    return [None if grad is None else grad.to(rows.row_max.dtype) for grad in grads]
+
+
+def _contiguous(grads: list[Tensor | None]) -> list[Tensor | None]:
+    return [None if grad is None else grad.contiguous() for grad in grads]
+
+
+class InPlace(FirstOrder):
+    """FirstOrder whose gradient overwrites the logits' storage."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, *args: Any) -> Any:
+        ctx.logits = logits  # the caller's tensor: what is saved for the backward is another one
+        return FirstOrder.forward(ctx, logits, *args)
+
+    @staticmethod
+    def backward(ctx: Any, grad_logp: Tensor | None, grad_lse: Tensor | None) -> Any:
+        rows = Rows(*ctx.saved_tensors)  # raises when the logits were written to since
+        batched = any(grad is not None and is_batched(grad) for grad in (grad_logp, grad_lse))
+        if batched or not is_plain():
+            raise NotImplementedError(
+                "inplace_backward: create_graph and is_grads_batched need the logits again; "
+                "call detlogp.logp without inplace_backward"
+            )
+        vectors = _contiguous(_cast(rows, grad_logp, grad_lse))
+        with torch.enable_grad():
+            Overwritten.apply(ctx.logits)  # type: ignore[no-untyped-call]
+        ctx.logits = None
+        call(logp_backward_inplace_op, *rows, *vectors)
+        return rows.logits.detach(), *(None,) * 6
+
+
+class Overwritten(torch.autograd.Function):
+    """Tells autograd that a tensor was written to, and lets no gradient pass to what it was.
+
+    A node that has saved the tensor raises in its backward, since the tensor's version has changed;
+    a node that is made of it later raises there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        ctx.mark_dirty(logits)
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise RuntimeError(
+            "logits were overwritten by their gradient (detlogp.logp with inplace_backward=True), "
+            "and what was computed from them since has no derivative"
+        )
+
+
+def check_inplace_backward(logits: Tensor) -> None:
+    """Whether the gradient may overwrite these logits, which require grad."""
+    base = logits._base if logits._is_view() else logits
+    if base is not None and base.is_leaf:
+        raise ValueError(
+            "logits must be the result of an operation where inplace_backward=True, got a leaf, or "
+            "a view of one: its gradient would overwrite it"
+        )
+    if logits.stride(-1) != 1 and logits.shape[-1] > 1:
+        raise ValueError(
+            "logits must have adjacent columns where inplace_backward=True, "
+            f"got strides {logits.stride()}"
+        )
+    if overlaps_itself(logits):
+        raise ValueError(
+            "logits must not share memory among their elements where inplace_backward=True, "
+            f"got strides {logits.stride()} for {shape_text(logits)}"
+        )

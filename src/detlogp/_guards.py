@@ -22,6 +22,7 @@ _OPERATORS = {
     "logp_with_stats": _native.logp_with_stats_op,
     "logp_out": _native.logp_out_op,
     "logp_backward": _native.logp_backward_op,
+    "logp_backward_inplace": _native.logp_backward_inplace_op,
     "logp_second_order": _native.logp_second_order_op,
     "logp_tangent": _native.logp_tangent_op,
     "probability": _native.probability_op,

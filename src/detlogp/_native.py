@@ -26,6 +26,7 @@ logp_op = torch.ops.detlogp.logp.default
 logp_with_stats_op = torch.ops.detlogp.logp_with_stats.default
 logp_out_op = torch.ops.detlogp.logp_out.default
 logp_backward_op = torch.ops.detlogp.logp_backward.default
+logp_backward_inplace_op = torch.ops.detlogp.logp_backward_inplace.default
 logp_second_order_op = torch.ops.detlogp.logp_second_order.default
 logp_tangent_op = torch.ops.detlogp.logp_tangent.default
 probability_op = torch.ops.detlogp.probability.default
@@ -99,6 +100,19 @@ def _(
     grad_lse: Tensor | None,
 ) -> Tensor:
     return logits.new_empty(logits.shape)
+
+
+@torch.library.register_fake("detlogp::logp_backward_inplace")
+def _(
+    logits: Tensor,
+    token_ids: Tensor,
+    mask: Tensor | None,
+    row_max: Tensor,
+    log_sum: Tensor,
+    grad_logp: Tensor | None,
+    grad_lse: Tensor | None,
+) -> None:
+    return None
 
 
 @torch.library.register_fake("detlogp::logp_second_order")

@@ -7,7 +7,7 @@ buffer becomes part of the graph. Without derivatives the operator writes into t
 import torch
 from torch import Tensor
 
-from detlogp._checks import FLOAT_DTYPES, dtype_name, shape_text
+from detlogp._checks import FLOAT_DTYPES, dtype_name, overlaps_itself, shape_text
 from detlogp._guards import call, has_tangent, in_transform
 from detlogp._native import logp_out_op
 
@@ -40,7 +40,7 @@ def check_out(
         )
     if out.device != logits.device:
         raise ValueError(f"out must be on logits' device, {logits.device}, got {out.device}")
-    if _overlaps_itself(out):
+    if overlaps_itself(out):
         raise ValueError(
             f"out must have one element a row, got strides {out.stride()} for {shape_text(out)}"
         )
@@ -105,14 +105,3 @@ def _unwrap(tensor: Tensor) -> Tensor:
 def _share_storage(one: Tensor, other: Tensor) -> bool:
     pointer = _unwrap(one).untyped_storage().data_ptr()
     return pointer != 0 and pointer == _unwrap(other).untyped_storage().data_ptr()
-
-
-def _overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements may share memory: some stride lies inside the dimensions below it."""
-    dims = zip(tensor.stride(), tensor.shape, strict=True)
-    reach = 0
-    for stride, size in sorted(dim for dim in dims if dim[1] > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False

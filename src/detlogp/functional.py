@@ -4,9 +4,10 @@ from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from detlogp import _checks
-from detlogp._first_order import FirstOrder
+from detlogp._first_order import FirstOrder, InPlace, check_inplace_backward
 from detlogp._guards import call, is_transformed
 from detlogp._native import DTYPE_NUMBERS, logp_op, logp_with_stats_op
 from detlogp._out import check_out, copy_out, write_out
@@ -33,6 +34,7 @@ def logp(
     contract: str = "locked",
     return_lse: Literal[False] = False,
     on_invalid: str = "zero",
+    inplace_backward: bool = False,
 ) -> Tensor: ...
 
 
@@ -47,6 +49,7 @@ def logp(
     contract: str = "locked",
     return_lse: Literal[True],
     on_invalid: str = "zero",
+    inplace_backward: bool = False,
 ) -> LogpResult: ...
 
 
@@ -61,6 +64,7 @@ def logp(
     contract: str = "locked",
     return_lse: bool,
     on_invalid: str = "zero",
+    inplace_backward: bool = False,
 ) -> Tensor | LogpResult: ...
 
 
@@ -74,6 +78,7 @@ def logp(
     contract: str = "locked",
     return_lse: bool = False,
     on_invalid: str = "zero",
+    inplace_backward: bool = False,
 ) -> Tensor | LogpResult:
     """Log-probability that each row's softmax gives to its token.
 
@@ -104,6 +109,10 @@ def logp(
         on_invalid: what a bad id in a selected row gives: "zero"; "nan", a NaN logp with the same
             lse and gradient; or "raise", a ValueError before anything is written, which costs a
             synchronisation of the device. Nothing else synchronises.
+        inplace_backward: the gradient overwrites the logits' storage, which saves its memory.
+            Whoever needs the logits after that, autograd included, gets an error, not a wrong
+            gradient; only first-order training is possible. The logits must be the result of an
+            operation, with adjacent columns. Without a gradient it changes nothing.
 
     Returns:
         logp [...], in nats, or LogpResult(logp, lse). Both are differentiable to every order, in
@@ -114,12 +123,24 @@ def logp(
         TypeError: a dtype that is not supported.
         ValueError: a shape, device, buffer or choice that does not fit; with on_invalid="raise", a
             bad id.
-        NotImplementedError: inside torch.compile, a torch.func transform or `out`.
+        NotImplementedError: inside torch.compile, a torch.func transform, `out` or
+            `inplace_backward`; this one also under a transform.
 
     Source: the locked contract is the order of RL-Kernel's public deterministic logp kernel.
     """
     # By position: every eager call pays for this line.
-    return score(logits, token_ids, None, rows, out, dtype, contract, return_lse, on_invalid)
+    return score(
+        logits,
+        token_ids,
+        None,
+        rows,
+        out,
+        dtype,
+        contract,
+        return_lse,
+        on_invalid,
+        inplace_backward,
+    )
 
 
 def _arithmetic(source: torch.dtype, dtype: torch.dtype | None) -> tuple[int, bool]:
@@ -148,6 +169,7 @@ def score(
     contract: str = "locked",
     return_lse: bool = False,
     on_invalid: str = "zero",
+    inplace_backward: bool = False,
 ) -> Tensor | LogpResult:
     """`logp`, whose arithmetic's type, float32 or float64, may be stated in place of `dtype`."""
     try:
@@ -161,6 +183,13 @@ def score(
     mask = None if rows is None else _checks.to_mask(rows, logits)
     transformed = is_transformed(logits)
     differentiable = transformed or (logits.requires_grad and torch.is_grad_enabled())
+    if inplace_backward and differentiable:
+        if transformed or is_compiling():
+            raise NotImplementedError(
+                "inplace_backward: not under a transform, in forward mode or in a compiled function"
+            )
+        _checks.check_tensors(logits, token_ids)
+        check_inplace_backward(logits)
     if on_invalid == "raise":
         _checks.check_tensors(logits, token_ids)
         _checks.check_ids_in_range(ids, mask, logits.shape[-1])
@@ -170,7 +199,8 @@ def score(
     try:
         if differentiable:
             number = lse_number if out is None else DTYPE_NUMBERS[out.dtype]
-            function = Score if transformed else FirstOrder
+            plain = InPlace if inplace_backward else FirstOrder
+            function = Score if transformed else plain
             value, lse, *_ = function.apply(  # type: ignore[no-untyped-call]
                 logits, ids, mask, number, *options
             )

@@ -96,7 +96,7 @@ class Lister {
     turn_ = turn_ + 1 == clusters_ ? 0 : turn_ + 1;
   }
 
-  static constexpr int kAhead = 4;
+  static constexpr int kAhead = 8;
 
   const Block<T, C>& block_;
   const ForwardArgs& args_;

@@ -14,9 +14,9 @@ from detlogp.cli._command import Command, CommandError, choose_device, import_re
 from detlogp.evidence import timing
 from detlogp.evidence.machine import facts
 from detlogp.evidence.matrix import judge_implementation
-from detlogp.evidence.peers import Implementation, default_names, find
+from detlogp.evidence.peers import Implementation, default_names, find, in_place
 from detlogp.evidence.timing import Row
-from detlogp.evidence.works import FIRST_ORDER, SECOND_ORDER, Benchmark, Case
+from detlogp.evidence.works import FIRST_ORDER, SECOND_ORDER, TRAINING_STEP, Benchmark, Case
 
 DESCRIPTION = """\
 Times forward, backward, forward + backward and second order of detlogp and of
@@ -26,6 +26,7 @@ On CUDA: "graph" is the replay of a captured CUDA graph, "eager" the same call
 with what the host adds; both by events. On the CPU, the clock. GB/s counts the
 fewest bytes that the work must move; the share compares it with a plain copy in
 the same run. Extra is the most memory that one call allocates at a time.
+With --scaling: detlogp alone, against N and against V.
 """
 _HALF, _FLOAT = torch.bfloat16, torch.float32
 Jobs = list[tuple[str, Benchmark, Case]]
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("variant", nargs="*", help="built-in names (default: all installed)")
     parser.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda if available)")
     parser.add_argument("--quick", action="store_true", help="one small case, 5 rounds")
+    parser.add_argument("--scaling", action="store_true", help="time against N and against V")
     parser.add_argument("--rounds", type=int, metavar="N", help="timed turns (default: 20)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write bench.csv and bench.png")
 
@@ -52,6 +54,23 @@ def _jobs(device: str, quick: bool) -> Jobs:
         second = [Case(16, 151936, dtype) for dtype in (_HALF, _FLOAT)]
     jobs = [(name, run, case) for case in first for name, run in FIRST_ORDER.items()]
     return jobs + [(name, run, case) for case in second for name, run in SECOND_ORDER.items()]
+
+
+def _scaling_jobs(device: str, quick: bool) -> Jobs:
+    """Powers of two of N and of V, the other one fixed."""
+    on_cuda = device.startswith("cuda")
+    rows, vocab = (4096, 151936) if on_cuda else (16, 32000)
+    if quick:
+        rows, vocab = (rows // 4, 4096)
+    most_rows, most_vocab = (2**14, 2**18) if on_cuda and not quick else (4 * rows, 4 * vocab)
+    sizes = [(2**k, vocab) for k in range(most_rows.bit_length())]
+    sizes += [(rows, 2**k) for k in range(9, most_vocab.bit_length())]
+    return [
+        (name, FIRST_ORDER[name], Case(*size, dtype))
+        for name in ("forward", "forward + backward")
+        for dtype in (_HALF, _FLOAT)
+        for size in sizes
+    ]
 
 
 def _variants(names: list[str], device: str, quick: bool) -> dict[str, Implementation]:
@@ -96,6 +115,8 @@ def collect(
     for name, benchmark, case in track(jobs, description="bench"):
         wrong = _wrong_at(name, variants, device)
         chosen = {variant: run for variant, run in variants.items() if variant not in wrong}
+        if name == TRAINING_STEP and "detlogp" in variants:
+            chosen["detlogp in place"] = in_place
         rows += timing.measure(name, benchmark, case, chosen, device, rounds, copied)
         nothing = (0.0,) * 6
         for variant, reason in wrong.items():
@@ -133,10 +154,14 @@ def run(args: argparse.Namespace) -> int:
     report = None
     if args.output is not None:
         report = import_report("bench_report", "--output")
-    variants = _variants(args.variant, device, args.quick)
+    if args.scaling and args.variant not in ([], ["detlogp"]):
+        raise CommandError(f"--scaling times detlogp alone, got {' '.join(args.variant)}")
+    names = ["detlogp"] if args.scaling else args.variant
+    variants = _variants(names, device, args.quick)
     on_cuda = device.startswith("cuda")
     host = timing.host_us(_host_variants(variants), device) if on_cuda else {}
-    rows, copied = collect(variants, _jobs(device, args.quick), device, rounds)
+    jobs = (_scaling_jobs if args.scaling else _jobs)(device, args.quick)
+    rows, copied = collect(variants, jobs, device, rounds)
     console = Console(highlight=False)
     show(console, rows, copied)
     for name, microseconds in host.items():
@@ -144,7 +169,8 @@ def run(args: argparse.Namespace) -> int:
         times_ms = (microseconds / 1e3,) * 3
         rows.append(Row("host time", "64 x 1000 bfloat16", name, "host", *times_ms, 0, 0, 0, None))
     if report is not None:
-        report.write(args.output, rows, machine, copied)
+        draw = report.draw_scaling if args.scaling else report.draw
+        report.write(args.output, rows, machine, copied, draw)
         console.print(f"written: {args.output}/bench.csv, bench.png", soft_wrap=True)
     return 0
 

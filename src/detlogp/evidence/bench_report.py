@@ -1,7 +1,7 @@
 """What a benchmark leaves behind: bench.csv, and the roofline bench.png."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -15,7 +15,16 @@ from detlogp.evidence.timing import Row
 _FACTS = ("date", "commit", "build_id", "detlogp", "torch", "python", "gpu", "driver", "threads")
 
 
-def write(folder: Path, rows: Sequence[Row], machine: dict[str, str], copied_gb_s: float) -> None:
+Draw = Callable[[Sequence[Row], dict[str, str], float], Figure]
+
+
+def write(
+    folder: Path,
+    rows: Sequence[Row],
+    machine: dict[str, str],
+    copied_gb_s: float,
+    draw: Draw,
+) -> None:
     """Into `folder`, which is made where it is missing. Every row carries the machine's facts."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = [machine.get(name, "") for name in _FACTS]
@@ -67,9 +76,41 @@ def draw(rows: Sequence[Row], machine: dict[str, str], copied_gb_s: float) -> Fi
     bars.set(xscale="log", xlabel="time / (fewest bytes at copy bandwidth)", ylim=(position, -1))
     bars.set_yticks([y for y, _ in ticks], [text for _, text in ticks], fontsize=7)
     bars.set_xlim(right=max(1 / row.share_of_copy for row in timed) * 3)
+    figure.suptitle(_title(machine, copied_gb_s))
+    return figure
+
+
+def draw_scaling(rows: Sequence[Row], machine: dict[str, str], copied_gb_s: float) -> Figure:
+    """Left against N, right against V: the times, and the limits as thin lines."""
+    timed = [row for row in rows if row.method in ("graph", "clock") and row.median_ms]
+    figure, both = plt.subplots(1, 2, figsize=(13, 6), layout="constrained", sharey=True)
+    sizes = [tuple(map(int, row.case.split()[:3:2])) for row in timed]
+    fixed = [max({size[k] for size in sizes}, key=[s[k] for s in sizes].count) for k in (1, 0)]
+    for axis, along, name, other in zip(both, (0, 1), "NV", "VN", strict=True):
+        chosen = [
+            (size[along], row)
+            for size, row in zip(sizes, timed, strict=True)
+            if size[1 - along] == fixed[along]
+        ]
+        for line in dict.fromkeys((row.benchmark, row.case.split()[-1]) for _, row in chosen):
+            mine = [(x, r) for x, r in chosen if (r.benchmark, r.case.split()[-1]) == line]
+            x = [size for size, _ in mine]
+            (drawn,) = axis.plot(
+                x, [r.median_ms for _, r in mine], "o-", ms=3, label=", ".join(line)
+            )
+            limits = [r.median_ms * r.share_of_copy for _, r in mine]
+            axis.plot(x, limits, color=drawn.get_color(), lw=0.6)
+        axis.set(xscale="log", yscale="log", xlabel=f"{name} at {other} = {fixed[along]}")
+        axis.grid(alpha=0.3)
+    both[0].set_ylabel("ms")
+    both[0].legend(fontsize=8)
+    figure.suptitle(f"{_title(machine, copied_gb_s)}\nthin: the fewest bytes at that bandwidth")
+    return figure
+
+
+def _title(machine: dict[str, str], copied_gb_s: float) -> str:
     place = machine.get("gpu", f"CPU, {machine['threads']} threads")
-    figure.suptitle(
+    return (
         f"detlogp bench: {place}, copy {copied_gb_s / 1000:.2f} TB/s, torch {machine['torch']}, "
         f"commit {machine['commit']}, {machine['date']}"
     )
-    return figure

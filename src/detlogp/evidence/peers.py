@@ -71,6 +71,11 @@ def _detlogp() -> Implementation:
     return run
 
 
+def in_place(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """detlogp whose gradient overwrites the logits, which must be the result of an operation."""
+    return detlogp.logp(logits, token_ids, inplace_backward=True)
+
+
 def _log_softmax(logits: Tensor, token_ids: Tensor) -> Tensor:
     return torch.log_softmax(logits, -1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 

@@ -86,6 +86,18 @@ def forward_backward(run: Implementation, case: Case, inputs: Inputs) -> Work:
     return Work(call, 3 * case.logits_bytes(), 8 * case.elements())
 
 
+def training_step(run: Implementation, case: Case, inputs: Inputs) -> Work:
+    """As in training, where the logits are the result of an operation: a copy stands for the head.
+    What it allocates holds the logits too."""
+    leaf = inputs.logits.detach().requires_grad_()
+
+    def call() -> object:
+        value = run(leaf.clone(), inputs.token_ids)
+        return torch.autograd.grad(value, leaf, inputs.cotangent.to(value.dtype))
+
+    return Work(call, 5 * case.logits_bytes(), 8 * case.elements())
+
+
 def reverse_over_reverse(run: Implementation, case: Case, inputs: Inputs) -> Work:
     """A Hessian-vector product of sum_r g[r] logp[r]: forward, gradient and product."""
     leaf = inputs.logits.detach().requires_grad_()
@@ -114,10 +126,12 @@ def forward_over_reverse(run: Implementation, case: Case, inputs: Inputs) -> Wor
     return Work(call, 6 * case.logits_bytes(), 16 * case.elements())
 
 
+TRAINING_STEP = "training step"
 FIRST_ORDER: dict[str, Benchmark] = {
     "forward": forward,
     "backward": backward,
     "forward + backward": forward_backward,
+    TRAINING_STEP: training_step,
 }
 SECOND_ORDER: dict[str, Benchmark] = {
     "hvp, reverse over reverse": reverse_over_reverse,
