@@ -28,6 +28,17 @@ __device__ __forceinline__ Acc max_of_warp(Acc value) {
   return value;
 }
 
+// The tree over the groups' results, which all threads see. Every thread gets the result, and `groups`
+// may be used again.
+template <class Acc>
+__device__ __forceinline__ Acc fold_groups(int count, const Groups<Acc>& groups) {
+  const int lane = threadIdx.x % kGroup;
+  Acc value = fold_warp(lane < count ? groups.value[lane] : Acc(0));
+  value = __shfl_sync(0xffffffffu, value, 0);
+  __syncthreads();
+  return value;
+}
+
 // The tree over the block's lanes. Every thread gets the result, and `groups` may be used again.
 template <class Acc>
 __device__ __forceinline__ Acc fold_block(Acc value, int lanes, Groups<Acc>& groups) {
@@ -37,10 +48,7 @@ __device__ __forceinline__ Acc fold_block(Acc value, int lanes, Groups<Acc>& gro
     groups.value[threadIdx.x / kGroup] = value;
   }
   __syncthreads();
-  value = fold_warp(lane < lanes / kGroup ? groups.value[lane] : Acc(0));
-  value = __shfl_sync(0xffffffffu, value, 0);
-  __syncthreads();
-  return value;
+  return fold_groups(lanes / kGroup, groups);
 }
 
 template <class Acc>

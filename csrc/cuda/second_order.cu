@@ -101,7 +101,7 @@ __device__ __forceinline__ void differentiate_row(const SecondOrderArgs& args, i
 }
 
 template <class T, class Acc>
-__global__ void __launch_bounds__(kMaxLanes)
+__global__ void __launch_bounds__(kMaxMeanThreads)
     second_order_kernel(const __grid_constant__ SecondOrderArgs args) {
   for (int64_t row = blockIdx.x; row < args.rows.count; row += gridDim.x) {
     differentiate_row<T, Acc>(args, row);
@@ -112,8 +112,8 @@ template <class Acc>
 void launch_for_dtype(const SecondOrderArgs& args, cudaStream_t stream) {
   visit_dtype(args.rows.logits_type, [&](auto zero) {
     using T = decltype(zero);
-    const int lanes = lane_count(args.rows.vocab);
-    second_order_kernel<T, Acc><<<block_count(args.rows.count), lanes, 0, stream>>>(args);
+    const int threads = lane_count(args.rows.vocab) / 2;
+    second_order_kernel<T, Acc><<<block_count(args.rows.count), threads, 0, stream>>>(args);
     check(cudaGetLastError(), "launch of second_order_kernel");
   });
 }

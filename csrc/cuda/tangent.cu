@@ -35,7 +35,7 @@ __device__ __forceinline__ void push_row(const TangentArgs& args, int64_t row) {
 }
 
 template <class T, class Acc>
-__global__ void __launch_bounds__(kMaxLanes)
+__global__ void __launch_bounds__(kMaxMeanThreads)
     tangent_kernel(const __grid_constant__ TangentArgs args) {
   for (int64_t row = blockIdx.x; row < args.rows.count; row += gridDim.x) {
     push_row<T, Acc>(args, row);
@@ -46,8 +46,8 @@ template <class Acc>
 void launch_for_dtype(const TangentArgs& args, cudaStream_t stream) {
   visit_dtype(args.rows.logits_type, [&](auto zero) {
     using T = decltype(zero);
-    const int lanes = lane_count(args.rows.vocab);
-    tangent_kernel<T, Acc><<<block_count(args.rows.count), lanes, 0, stream>>>(args);
+    const int threads = lane_count(args.rows.vocab) / 2;
+    tangent_kernel<T, Acc><<<block_count(args.rows.count), threads, 0, stream>>>(args);
     check(cudaGetLastError(), "launch of tangent_kernel");
   });
 }
