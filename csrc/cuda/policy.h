@@ -14,19 +14,17 @@ struct ForwardPolicy {
   static constexpr int64_t kFewRows = 128;
 };
 
-// The ring of the forward, by the size of a logit and the blocks a row. Measured on 9.0; 10.0, which
-// has the same shared memory, uses the same numbers.
-template <int ElementBytes, int Cluster>
+// The ring of the forward, by the size of a logit. Measured on 9.0; 10.0, which has the same shared
+// memory, uses the same numbers.
+template <int ElementBytes>
 struct RingPolicy {
   static constexpr int kSharedBytes = 227 * 1024;  // of a block
   static constexpr int kStageBytes = 8192;         // of logits, at most
   static constexpr int kSumThreads = 384;
   static constexpr int kSetThreads = 128;                     // of the summing threads, at most
   static constexpr int kTerms = ElementBytes == 2 ? 32 : 16;  // of a thread and stage, at most
-  // With 16 warps in all, a thread has 128 registers; with 17 to 20, 96.
-  static constexpr bool kIsLean = ElementBytes == 2 && Cluster > 1;
-  static constexpr int kMaxWarps = kIsLean ? 2 : 4;
-  static constexpr int kCopyWarps = kIsLean ? 1 : 2;
+  static constexpr int kMaxWarps = ElementBytes == 2 ? 2 : 4;
+  static constexpr int kCopyWarps = ElementBytes == 2 ? 1 : 2;
   static constexpr double kRoomyShare = 0.75;  // of the ring, for one row
 };
 

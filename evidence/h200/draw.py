@@ -55,6 +55,9 @@ def _draw_method(axis: Axes, rows: Rows, number: int, label: str) -> None:
     for row in rows:
         order = int(row["order"])
         error, tolerance = float(row["error"]), float(row["tolerance"])
+        if error != error:
+            axis.annotate("NaN", (order, 0.9), xycoords=("data", "axes fraction"), color="red")
+            continue
         before = worst.get(order, (0.0, 0.0))
         worst[order] = (max(before[0], error), max(before[1], tolerance))
     orders = sorted(worst)
@@ -63,7 +66,7 @@ def _draw_method(axis: Axes, rows: Rows, number: int, label: str) -> None:
     axis.plot(orders, [worst[o][1] for o in orders], "--", color=colour, linewidth=0.8)
     for order in orders:
         if worst[order][0] == 0:
-            place = (order + 0.18 * number, 0.02)
+            place = (order, 0.02 + 0.035 * number)
             axis.annotate("0", place, xycoords=("data", "axes fraction"), color=colour, size=9)
 
 

@@ -20,33 +20,26 @@ class Lister {
         cluster_(blockIdx.x / C),
         clusters_(gridDim.x / C),
         wanted_(cluster_) {
-    for (Group& group : ahead_) {
-      group = ask();
+    for (Candidate& candidate : ahead_) {
+      candidate = ask();
     }
     look();
   }
 
   // Puts the next row of this cluster into its slot, or that there is none: then returns false.
   __device__ __forceinline__ bool list() {
-    while (scored_before_ + count_ <= wanted_ && first_ + kRows < args_.rows.count) {
-      scored_before_ += count_;
+    while (scored_before_ + __popc(scored_) <= wanted_ && first_ + 32 < args_.rows.count) {
+      scored_before_ += __popc(scored_);
       look();
     }
+    const int place = static_cast<int>(wanted_ - scored_before_);
+    const bool is_scored = (scored_ >> lane_ & 1u) != 0;
+    const bool is_wanted = is_scored && __popc(scored_ & ((1u << lane_) - 1u)) == place;
+    const int found = __ffs(__ballot_sync(0xffffffffu, is_wanted)) - 1;
     RowInfo info{-1, 0, nullptr};
-    int place = static_cast<int>(wanted_ - scored_before_);
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const bool is_scored = (scored_[w] >> lane_ & 1u) != 0;
-      const bool is_wanted = is_scored && __popc(scored_[w] & ((1u << lane_) - 1u)) == place;
-      const int found = __ffs(__ballot_sync(0xffffffffu, is_wanted)) - 1;
-      if (found >= 0) {
-        info.row = first_ + 32 * w + found;
-        info.token_id = static_cast<int>(__shfl_sync(0xffffffffu, group_.id[w], found));
-      }
-      place -= __popc(scored_[w]);
-    }
-    const bool has_row = info.row >= 0;
-    if (has_row) {
+    if (found >= 0) {
+      info.row = first_ + found;
+      info.token_id = static_cast<int>(__shfl_sync(0xffffffffu, candidate_.id, found));
       info.begin = reinterpret_cast<const char*>(row_of<T>(args_.rows, info.row));
     }
     Shared<T, C>& shared = block_.shared;
@@ -54,7 +47,7 @@ class Lister {
     wait(shared.ended[slot], slot_.parity);
     if (lane_ == 0) {
       shared.info[slot] = info;
-      if (has_row) {
+      if (found >= 0) {
         arrive_and_expect(shared.full[slot], sizeof(shared.max[0]));
         arrive_and_expect(shared.done[slot], sizeof(shared.group[0]));
       }
@@ -63,62 +56,47 @@ class Lister {
     __syncwarp();
     slot_.advance(S::kRowSlots);
     wanted_ += clusters_;
-    return has_row;
+    return found >= 0;
   }
 
  private:
-  static constexpr int kWords = 4;
-  static constexpr int kRows = 32 * kWords;
-  static constexpr int kAhead = 2;
-
-  // What tells whether rows are scored: of each 32, one row a lane.
-  struct Group {
-    int64_t id[kWords];
-    bool selected[kWords];
+  // What tells whether a row is scored.
+  struct Candidate {
+    int64_t id;
+    bool selected;
   };
 
-  __device__ __forceinline__ Group ask() {
-    Group group;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const int64_t row = asked_ + 32 * w + lane_;
-      const bool is_row = row < args_.rows.count;
-      group.id[w] = is_row ? args_.rows.token_ids[row] : -1;
-      group.selected[w] = is_row && Rows::selected(args_.rows, row);
+  __device__ __forceinline__ Candidate ask() {
+    Candidate result{-1, false};
+    const int64_t row = asked_ + lane_;
+    if (row < args_.rows.count) {
+      result.id = args_.rows.token_ids[row];
+      result.selected = Rows::selected(args_.rows, row);
     }
-    asked_ += kRows;
-    return group;
+    asked_ += 32;
+    return result;
   }
 
-  // Looks at the next group, which was asked for a few steps ago. The clusters take turns in storing
-  // the results of the rows that are not scored.
+  // Looks at the next 32 rows, whose candidates were asked for a few steps ago. The clusters take turns
+  // in storing the results of those that are not scored.
   __device__ __forceinline__ void look() {
-    group_ = ahead_[0];
+    candidate_ = ahead_[0];
 #pragma unroll
     for (int i = 0; i + 1 < kAhead; ++i) {
       ahead_[i] = ahead_[i + 1];
     }
     ahead_[kAhead - 1] = ask();
-    first_ = asked_ - kRows * (kAhead + 1);
-    count_ = 0;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const auto id = static_cast<uint64_t>(group_.id[w]);
-      const bool scored = group_.selected[w] && id < static_cast<uint64_t>(args_.rows.vocab);
-      scored_[w] = __ballot_sync(0xffffffffu, scored);
-      count_ += __popc(scored_[w]);
-    }
-    if (turn_ == cluster_ && block_.rank == 0) {
-#pragma unroll 1
-      for (int64_t row = first_ + lane_; row < first_ + kRows && row < args_.rows.count;
-           row += 32) {
-        if (!Rows::scored(args_.rows, row)) {
-          store_skipped_row<float>(args_, row);
-        }
-      }
+    first_ = asked_ - 32 * (kAhead + 1);
+    const auto id = static_cast<uint64_t>(candidate_.id);
+    const bool scored = candidate_.selected && id < static_cast<uint64_t>(args_.rows.vocab);
+    scored_ = __ballot_sync(0xffffffffu, scored);
+    if (turn_ == cluster_ && block_.rank == 0 && !scored && first_ + lane_ < args_.rows.count) {
+      store_skipped_row<float>(args_, first_ + lane_);
     }
     turn_ = turn_ + 1 == clusters_ ? 0 : turn_ + 1;
   }
+
+  static constexpr int kAhead = 8;
 
   const Block<T, C>& block_;
   const ForwardArgs& args_;
@@ -126,11 +104,10 @@ class Lister {
   int cluster_;
   int clusters_;
   int64_t asked_ = 0;          // rows asked for so far
-  Group ahead_[kAhead];        // of the latest of them
-  Group group_;                // that was looked at
-  int64_t first_ = 0;          // its first row
-  uint32_t scored_[kWords];    // a bit a row
-  int count_ = 0;              // of these bits
+  Candidate ahead_[kAhead];    // of the latest of them
+  Candidate candidate_;        // of the 32 rows that were looked at
+  int64_t first_ = 0;          // the first of these
+  uint32_t scored_ = 0;        // a bit for each
   int64_t scored_before_ = 0;  // rows before them
   int64_t wanted_;             // the next row of this cluster, counted among the scored ones
   int turn_ = 0;

@@ -15,7 +15,7 @@ constexpr int kGroups = kLanes / kGroup;
 // What a block of a cluster of C holds of each period, and who works on it.
 template <class T, int C>
 struct Shape {
-  using Policy = RingPolicy<sizeof(T), C>;
+  using Policy = RingPolicy<sizeof(T)>;
 
   static constexpr int kBlockLanes = kLanes / C;
   static constexpr int kSliceBytes = kBlockLanes * static_cast<int>(sizeof(T));
