@@ -93,7 +93,10 @@ def draw_scaling(rows: Sequence[Row], machine: dict[str, str], copied_gb_s: floa
             if size[1 - along] == fixed[along]
         ]
         for line in dict.fromkeys((row.benchmark, row.case.split()[-1]) for _, row in chosen):
-            mine = [(x, r) for x, r in chosen if (r.benchmark, r.case.split()[-1]) == line]
+            mine = sorted(
+                ((x, r) for x, r in chosen if (r.benchmark, r.case.split()[-1]) == line),
+                key=lambda point: point[0],
+            )
             x = [size for size, _ in mine]
             (drawn,) = axis.plot(
                 x, [r.median_ms for _, r in mine], "o-", ms=3, label=", ".join(line)
