@@ -79,26 +79,22 @@ __device__ __forceinline__ void wait(const Barrier& barrier, uint32_t parity) {
 // The same, for what the blocks of a cluster of C have sent.
 template <int C>
 __device__ __forceinline__ void wait_for_cluster(const Barrier& barrier, uint32_t parity) {
-#ifndef NO_FENCE
-  if (C == 1) {
+  if constexpr (C == 1) {
     wait(barrier, parity);
-    return;
+  } else {
+    uint32_t done;
+    do {
+      asm volatile(
+          "{\n"
+          ".reg .pred p;\n"
+          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;\n"
+          "}\n"
+          : "=r"(done)
+          : "r"(shared_address(&barrier)), "r"(parity)
+          : "memory");
+    } while (done == 0);
   }
-  uint32_t done;
-  do {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}\n"
-        : "=r"(done)
-        : "r"(shared_address(&barrier)), "r"(parity)
-        : "memory");
-  } while (done == 0);
-#else
-  wait(barrier, parity);
-#endif
 }
 
 __device__ __forceinline__ int rank_in_cluster() {

@@ -32,16 +32,16 @@ struct PieceMax<float> {
   }
 };
 
-// Two elements at a time.
+// Two elements at a time; those of an edge, one by one, in `edge`.
 template <class T, class Pair>
 struct PackedMax {
   Pair value[4];
   float edge;
 
   __device__ __forceinline__ void reset() {
-    const uint32_t infinities = sizeof(T) == 0 ? 0u : kMinusInfinities;
+    constexpr uint32_t kMinusInfinities = std::is_same<T, Half>::value ? 0xfc00fc00u : 0xff80ff80u;
     for (Pair& v : value) {
-      memcpy(&v, &infinities, sizeof(Pair));
+      memcpy(&v, &kMinusInfinities, sizeof(Pair));
     }
     edge = lowest<float>();
   }
@@ -62,10 +62,6 @@ struct PackedMax {
     memcpy(element, &pair, sizeof(pair));
     return fmaxf(edge, fmaxf(to_acc<float>(element[0]), to_acc<float>(element[1])));
   }
-
- private:
-  static constexpr uint32_t kMinusInfinities =
-      sizeof(Pair) == 4 && std::is_same<T, Half>::value ? 0xfc00fc00u : 0xff80ff80u;
 };
 
 template <>
