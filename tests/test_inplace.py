@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from calls import Problem, random_problem
 from torch import Tensor
 
@@ -157,6 +158,65 @@ def test_views_that_autograd_does_not_follow(problem: Problem) -> None:
     with pytest.raises(RuntimeError, match="multiple views"):
         result.sum().backward()
     assert_same_bits(logits.detach(), before)
+
+
+def test_saved_tensor_hooks(problem: Problem) -> None:
+    """Under them PyTorch checks no version: an overwrite would give wrong gradients silently."""
+    leaf = _leaf(problem)
+
+    def score(x: Tensor) -> Tensor:
+        return detlogp.logp(2 * x, problem.token_ids, inplace_backward=True)
+
+    with pytest.raises(NotImplementedError, match="saved-tensor hooks"):
+        torch.utils.checkpoint.checkpoint(score, leaf, use_reentrant=False)
+    with torch.autograd.graph.save_on_cpu(), pytest.raises(NotImplementedError, match="hooks"):
+        score(leaf)
+    reference = _leaf(problem)
+    detlogp.logp(2 * reference, problem.token_ids).sum().backward()
+    torch.utils.checkpoint.checkpoint(score, leaf, use_reentrant=True).sum().backward()
+    assert leaf.grad is not None
+    assert reference.grad is not None
+    assert_same_bits(leaf.grad, reference.grad)
+
+
+def test_retained_gradient(problem: Problem) -> None:
+    """It would be lost: the overwrite gives the logits another history."""
+    leaf = _leaf(problem)
+    base = 2 * leaf
+    base.retain_grad()
+    for logits in (base, base[:, 1:]):
+        with pytest.raises(ValueError, match="must not retain their gradient"):
+            detlogp.logp(logits, problem.token_ids, inplace_backward=True)
+    logits = 2 * leaf
+    before = logits.detach().clone()
+    result = detlogp.logp(logits, problem.token_ids, inplace_backward=True)
+    logits.retain_grad()
+    with pytest.raises(ValueError, match="must not retain their gradient"):
+        result.sum().backward()
+    assert_same_bits(logits.detach(), before)
+
+
+def test_gradient_of_a_leaf_is_its_own(problem: Problem) -> None:
+    """Where the gradient reaches a leaf as it is, the leaf must not share the logits' memory."""
+    leaf = _leaf(problem)
+    logits = leaf + 0.0
+    detlogp.logp(logits, problem.token_ids, inplace_backward=True).sum().backward()
+    assert leaf.grad is not None
+    before = leaf.grad.clone()
+    with torch.no_grad():
+        logits.zero_()
+    assert_same_bits(leaf.grad, before)
+
+
+def test_cotangent_in_the_logits_memory(problem: Problem) -> None:
+    gradients = []
+    for inplace in (False, True):
+        leaf = _leaf(problem)
+        logits = leaf.clone()
+        cotangent = logits.detach()[0, :6]
+        result = detlogp.logp(logits, problem.token_ids, inplace_backward=inplace)
+        gradients.append(torch.autograd.grad(result, leaf, cotangent)[0].clone())
+    assert_same_bits(gradients[1], gradients[0])
 
 
 def test_refused(problem: Problem) -> None:

@@ -121,6 +121,17 @@ def check_ids_in_range(token_ids: Tensor, mask: Tensor | None, vocab: int) -> No
         raise ValueError(f"token_ids must be in [0, {vocab}), got {value} in row {row}")
 
 
+def _unwrap(tensor: Tensor) -> Tensor:
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def share_storage(one: Tensor, other: Tensor) -> bool:
+    pointer = _unwrap(one).untyped_storage().data_ptr()
+    return pointer != 0 and pointer == _unwrap(other).untyped_storage().data_ptr()
+
+
 def overlaps_itself(tensor: Tensor) -> bool:
     """Whether two elements may share memory: some stride lies inside the dimensions below it."""
     dims = zip(tensor.stride(), tensor.shape, strict=True)

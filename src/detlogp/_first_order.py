@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from detlogp._checks import overlaps_itself, shape_text
+from detlogp._checks import overlaps_itself, shape_text, share_storage
 from detlogp._guards import call
 from detlogp._native import logp_backward_inplace_op, logp_backward_op, logp_with_stats_op
 from detlogp.primitives._function import is_plain
@@ -72,12 +72,23 @@ class InPlace(FirstOrder):
                 "inplace_backward: create_graph and is_grads_batched need the logits again; "
                 "call detlogp.logp without inplace_backward"
             )
+        if ctx.logits is None:
+            raise RuntimeError("logits were overwritten by their gradient, in an earlier backward")
+        check_grad_is_not_retained(ctx.logits)
         vectors = _contiguous(_cast(rows, grad_logp, grad_lse))
+        vectors = [
+            v.clone() if v is not None and share_storage(v, rows.logits) else v for v in vectors
+        ]
         with torch.enable_grad():
             Overwritten.apply(ctx.logits)  # type: ignore[no-untyped-call]
         ctx.logits = None
         call(logp_backward_inplace_op, *rows, *vectors)
-        return rows.logits.detach(), *(None,) * 6
+        result = rows.logits.detach()
+        # While somebody else holds it, a leaf that it reaches as it is takes a copy: a leaf's `.grad`
+        # must not be memory that the caller knows as the logits.
+        held = [result]
+        torch.autograd.Variable._execution_engine.queue_callback(held.clear)
+        return result, *(None,) * 6
 
 
 class Overwritten(torch.autograd.Function):
@@ -100,8 +111,20 @@ class Overwritten(torch.autograd.Function):
         )
 
 
+def check_grad_is_not_retained(logits: Tensor) -> None:
+    base = logits._base
+    if logits.retains_grad or (base is not None and base.retains_grad):
+        raise ValueError("logits must not retain their gradient where inplace_backward=True")
+
+
 def check_inplace_backward(logits: Tensor) -> None:
     """Whether the gradient may overwrite these logits, which require grad."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        raise NotImplementedError(
+            "inplace_backward: not with saved-tensor hooks (torch.utils.checkpoint with "
+            "use_reentrant=False, save_on_cpu), under which PyTorch does not notice an overwrite"
+        )
+    check_grad_is_not_retained(logits)
     base = logits._base if logits._is_view() else logits
     if base is not None and base.is_leaf:
         raise ValueError(

@@ -7,7 +7,7 @@ buffer becomes part of the graph. Without derivatives the operator writes into t
 import torch
 from torch import Tensor
 
-from detlogp._checks import FLOAT_DTYPES, dtype_name, overlaps_itself, shape_text
+from detlogp._checks import FLOAT_DTYPES, dtype_name, overlaps_itself, shape_text, share_storage
 from detlogp._guards import call, has_tangent, in_transform
 from detlogp._native import logp_out_op
 
@@ -45,7 +45,7 @@ def check_out(
             f"out must have one element a row, got strides {out.stride()} for {shape_text(out)}"
         )
     inputs = (logits, token_ids) if rows is None else (logits, token_ids, rows)
-    if any(_share_storage(out, tensor) for tensor in inputs):
+    if any(share_storage(out, tensor) for tensor in inputs):
         raise ValueError("out must not share storage with an input")
     _check_transform(out)
     if out.requires_grad:
@@ -94,14 +94,3 @@ def _check_transform(out: Tensor) -> None:
     raise ValueError(
         "out must be made inside the transform that writes it, got a tensor captured from outside"
     )
-
-
-def _unwrap(tensor: Tensor) -> Tensor:
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
-
-
-def _share_storage(one: Tensor, other: Tensor) -> bool:
-    pointer = _unwrap(one).untyped_storage().data_ptr()
-    return pointer != 0 and pointer == _unwrap(other).untyped_storage().data_ptr()
