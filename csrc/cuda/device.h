@@ -15,6 +15,7 @@ namespace detlogp::cuda {
 
 inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) {
+    cudaGetLastError();  // or the next launch would be blamed for it
     throw std::runtime_error(std::string("detlogp: ") + what + ": " + cudaGetErrorString(error));
   }
 }

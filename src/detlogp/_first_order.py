@@ -84,8 +84,8 @@ class InPlace(FirstOrder):
         ctx.logits = None
         call(logp_backward_inplace_op, *rows, *vectors)
         result = rows.logits.detach()
-        # While somebody else holds it, a leaf that it reaches as it is takes a copy: the caller must
-        # not find a leaf's `.grad` in the memory of the logits.
+        # While somebody else holds it, a leaf that it reaches as it is takes a copy: `.grad` of a
+        # leaf must not lie in the memory of the logits.
         held = [result]
         torch.autograd.Variable._execution_engine.queue_callback(held.clear)
         return result, *(None,) * 6

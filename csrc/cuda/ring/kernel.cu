@@ -107,6 +107,8 @@ __global__ void __launch_bounds__(Shape<T, C>::kThreads, 1)
   if (C > 1) {
     sync_cluster();
   }
+#else
+  __trap();
 #endif
 }
 
@@ -135,13 +137,24 @@ int attribute_of(int device, cudaDeviceAttr attribute) {
   return value;
 }
 
+// Whether this build has the kernel's body for devices of this major version. Without it, PTX of an
+// older architecture would run in its place, and do nothing.
+constexpr bool is_built_for(int major) {
+  for (const int architecture : {__CUDA_ARCH_LIST__}) {
+    if (architecture / 100 == major) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // How many clusters a device runs at a time; 0: it lacks what the kernel is built for.
 template <class T, int C>
 int count_clusters(int device) {
   using S = Shape<T, C>;
   static_assert(sizeof(Shared<T, C>) <= S::kOtherBytes, "the ring leaves room for the barriers");
   const int major = attribute_of(device, cudaDevAttrComputeCapabilityMajor);
-  if (major < 9 || major >= 12 ||
+  if (major < 9 || major >= 12 || !is_built_for(major) ||
       attribute_of(device, cudaDevAttrMaxSharedMemoryPerBlockOptin) < S::Policy::kSharedBytes) {
     return 0;
   }
@@ -187,9 +200,10 @@ bool fits(int64_t vocab, double share) {
 // rows then still run at a time. Returns false, and does nothing, where no C serves.
 template <class T, int C>
 bool launch(const ForwardArgs& args, void* stream, int device, int wanted) {
+  using S = Shape<T, C>;
   const int64_t count = args.rows.count;
   if constexpr (C < kMaxCluster) {
-    const bool is_roomy = fits<T, C>(args.rows.vocab, Shape<T, C>::Policy::kRoomyShare);
+    const bool is_roomy = fits<T, C>(args.rows.vocab, S::Policy::kRoomyShare);
     const bool prefers_more = !is_roomy || 2 * C * count <= multiprocessors(device);
     const bool goes_on = wanted == kAnyCluster ? prefers_more : C < wanted;
     if (goes_on && launch<T, 2 * C>(args, stream, device, wanted)) {
@@ -202,6 +216,11 @@ bool launch(const ForwardArgs& args, void* stream, int device, int wanted) {
     return false;
   }
   const int clusters = count < at_a_time ? static_cast<int>(count) : at_a_time;
+  // A set of warps without a stage in a row is not waited for when that row's slot is used again.
+  const bool all_sets_work = args.rows.vocab > (S::kSets - 1) * int64_t{S::kStageColumns};
+  if (!all_sets_work && count >= int64_t{S::kRowSlots} * clusters) {
+    return false;
+  }
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config = launch_config<T, C>(clusters, stream, &attribute);
   check(
