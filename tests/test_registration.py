@@ -33,6 +33,8 @@ def test_opcheck(dtype: torch.dtype, device: str) -> None:
         torch.library.opcheck(ops.logp_tangent.default, (*rows, *stats, logits))
         for grads in ((grad, None), (None, grad), (grad, grad)):
             torch.library.opcheck(ops.logp_backward.default, (*rows, *stats, *grads))
+            inplace = (logits.clone(), ids, chosen, *stats, *grads)
+            torch.library.opcheck(ops.logp_backward_inplace.default, inplace)
             arguments = (*rows, *stats, *grads, logits)
             torch.library.opcheck(ops.logp_second_order.default, arguments)
     vectors = (ids.t().contiguous(), None, row_max.t().contiguous(), log_sum.t().contiguous())

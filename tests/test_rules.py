@@ -189,6 +189,7 @@ def _raw_calls(x: Tensor) -> dict[str, Callable[[], object]]:
         "logp_with_stats": lambda: ops.logp_with_stats(x, ids, None, f32, f32, False, False),
         "logp_out": lambda: ops.logp_out(x, ids, None, f32, False, False, torch.empty_like(vector)),
         "logp_backward": lambda: ops.logp_backward(*rows, vector, None),
+        "logp_backward_inplace": lambda: ops.logp_backward_inplace(*rows, vector, None),
         "logp_second_order": lambda: ops.logp_second_order(*rows, vector, None, zeros),
         "logp_second_order's cotangent": lambda: ops.logp_second_order(
             *plain_rows, vector, None, x
