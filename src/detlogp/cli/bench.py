@@ -59,7 +59,7 @@ def _jobs(device: str, quick: bool) -> Jobs:
 def _scaling_jobs(device: str, quick: bool) -> Jobs:
     """Powers of two of N and of V, the other one fixed."""
     on_cuda = device.startswith("cuda")
-    rows, vocab = (4096, 151936) if on_cuda else (16, 32000)
+    rows, vocab = (4096 if on_cuda else 64, 151936)
     if quick:
         rows, vocab = (rows // 4, 4096)
     most_rows, most_vocab = (2**14, 2**18) if on_cuda and not quick else (4 * rows, 4 * vocab)

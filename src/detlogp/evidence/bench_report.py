@@ -112,7 +112,7 @@ def draw_scaling(rows: Sequence[Row], machine: dict[str, str], copied_gb_s: floa
 
 
 def _title(machine: dict[str, str], copied_gb_s: float) -> str:
-    place = machine.get("gpu", f"CPU, {machine['threads']} threads")
+    place = machine.get("gpu") or f"CPU, {machine['threads']} threads"
     return (
         f"detlogp bench: {place}, copy {copied_gb_s / 1000:.2f} TB/s, torch {machine['torch']}, "
         f"commit {machine['commit']}, {machine['date']}"
