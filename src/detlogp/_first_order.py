@@ -72,8 +72,6 @@ class InPlace(FirstOrder):
                 "inplace_backward: create_graph and is_grads_batched need the logits again; "
                 "call detlogp.logp without inplace_backward"
             )
-        if ctx.logits is None:
-            raise RuntimeError("logits were overwritten by their gradient, in an earlier backward")
         check_grad_is_not_retained(ctx.logits)
         vectors = _contiguous(_cast(rows, grad_logp, grad_lse))
         vectors = [
