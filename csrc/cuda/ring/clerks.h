@@ -20,26 +20,32 @@ class Lister {
         cluster_(blockIdx.x / C),
         clusters_(gridDim.x / C),
         wanted_(cluster_) {
-    for (Candidate& candidate : ahead_) {
-      candidate = ask();
-    }
+    ask();
     look();
   }
 
   // Puts the next row of this cluster into its slot, or that there is none: then returns false.
   __device__ __forceinline__ bool list() {
-    while (scored_before_ + __popc(scored_) <= wanted_ && first_ + 32 < args_.rows.count) {
-      scored_before_ += __popc(scored_);
+    while (scored_before_ + count_ <= wanted_ && asked_ - kRows < args_.rows.count) {
+      scored_before_ += count_;
       look();
     }
-    const int place = static_cast<int>(wanted_ - scored_before_);
-    const bool is_scored = (scored_ >> lane_ & 1u) != 0;
-    const bool is_wanted = is_scored && __popc(scored_ & ((1u << lane_) - 1u)) == place;
-    const int found = __ffs(__ballot_sync(0xffffffffu, is_wanted)) - 1;
     RowInfo info{-1, 0, nullptr};
-    if (found >= 0) {
-      info.row = first_ + found;
-      info.token_id = static_cast<int>(__shfl_sync(0xffffffffu, candidate_.id, found));
+    int place = static_cast<int>(wanted_ - scored_before_);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const uint32_t scored = scored_[w];
+      const bool is_wanted =
+          (scored >> lane_ & 1u) != 0 && __popc(scored & ((1u << lane_) - 1u)) == place;
+      const int found = __ffs(__ballot_sync(0xffffffffu, is_wanted)) - 1;
+      if (found >= 0) {
+        info.row = first_ + 32 * w + found;
+        info.token_id = __shfl_sync(0xffffffffu, token_id_[w], found);
+      }
+      place -= __popc(scored);
+    }
+    const bool has_row = info.row >= 0;
+    if (has_row) {
       info.begin = reinterpret_cast<const char*>(row_of<T>(args_.rows, info.row));
     }
     Shared<T, C>& shared = block_.shared;
@@ -47,7 +53,7 @@ class Lister {
     wait(shared.ended[slot], slot_.parity);
     if (lane_ == 0) {
       shared.info[slot] = info;
-      if (found >= 0) {
+      if (has_row) {
         arrive_and_expect(shared.full[slot], sizeof(shared.max[0]));
         arrive_and_expect(shared.done[slot], sizeof(shared.group[0]));
       }
@@ -56,58 +62,74 @@ class Lister {
     __syncwarp();
     slot_.advance(S::kRowSlots);
     wanted_ += clusters_;
-    return found >= 0;
+    return has_row;
   }
 
  private:
-  // What tells whether a row is scored.
-  struct Candidate {
-    int64_t id;
-    bool selected;
-  };
+  static constexpr int kWords = C == 2 ? 8 : 4;  // looked at a time
+  static constexpr int kRows = 32 * kWords;
 
-  __device__ __forceinline__ Candidate ask() {
-    Candidate result{-1, false};
-    const int64_t row = asked_ + lane_;
-    if (row < args_.rows.count) {
-      result.id = args_.rows.token_ids[row];
-      result.selected = Rows::selected(args_.rows, row);
+  // Asks for what tells whether the next rows are scored, one of each 32 a lane. No load waits for
+  // another, and none is waited for here.
+  __device__ __forceinline__ void ask() {
+    const Rows& rows = args_.rows;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      asked_id_[w] = rows.token_ids[asked_row(w)];
+      asked_selected_[w] = true;
     }
-    asked_ += 32;
-    return result;
+    if (rows.mask != nullptr) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        asked_selected_[w] = rows.mask[asked_row(w)];
+      }
+    }
+    asked_ += kRows;
   }
 
-  // Looks at the next 32 rows, whose candidates were asked for a few steps ago. The clusters take turns
-  // in storing the results of those that are not scored.
+  __device__ __forceinline__ int64_t asked_row(int word) const {
+    const int64_t row = asked_ + 32 * word + lane_;
+    const int64_t last = args_.rows.count - 1;
+    return row < last ? row : last;
+  }
+
+  // Looks at the rows that were asked for, and asks for the next. The clusters take turns in storing
+  // the results of those that are not scored.
   __device__ __forceinline__ void look() {
-    candidate_ = ahead_[0];
+    first_ = asked_ - kRows;
+    count_ = 0;
+    uint32_t skipped = 0;  // a bit for each 32
 #pragma unroll
-    for (int i = 0; i + 1 < kAhead; ++i) {
-      ahead_[i] = ahead_[i + 1];
+    for (int w = 0; w < kWords; ++w) {
+      const auto id = static_cast<uint64_t>(asked_id_[w]);
+      const bool is_row = first_ + 32 * w + lane_ < args_.rows.count;
+      const bool is_scored = asked_selected_[w] && id < static_cast<uint64_t>(args_.rows.vocab);
+      scored_[w] = __ballot_sync(0xffffffffu, is_row && is_scored);
+      skipped |= (is_row && !is_scored ? 1u : 0u) << w;
+      token_id_[w] = static_cast<int>(id);
+      count_ += __popc(scored_[w]);
     }
-    ahead_[kAhead - 1] = ask();
-    first_ = asked_ - 32 * (kAhead + 1);
-    const auto id = static_cast<uint64_t>(candidate_.id);
-    const bool scored = candidate_.selected && id < static_cast<uint64_t>(args_.rows.vocab);
-    scored_ = __ballot_sync(0xffffffffu, scored);
-    if (turn_ == cluster_ && block_.rank == 0 && !scored && first_ + lane_ < args_.rows.count) {
-      store_skipped_row<float>(args_, first_ + lane_);
+    ask();
+    if (turn_ == cluster_ && block_.rank == 0) {
+      for (; skipped != 0; skipped &= skipped - 1) {
+        store_skipped_row<float>(args_, first_ + 32 * (__ffs(skipped) - 1) + lane_);
+      }
     }
     turn_ = turn_ + 1 == clusters_ ? 0 : turn_ + 1;
   }
-
-  static constexpr int kAhead = 8;
 
   const Block<T, C>& block_;
   const ForwardArgs& args_;
   int lane_;
   int cluster_;
   int clusters_;
-  int64_t asked_ = 0;          // rows asked for so far
-  Candidate ahead_[kAhead];    // of the latest of them
-  Candidate candidate_;        // of the 32 rows that were looked at
-  int64_t first_ = 0;          // the first of these
-  uint32_t scored_ = 0;        // a bit for each
+  int64_t asked_ = 0;             // rows asked for so far
+  int64_t asked_id_[kWords];      // of the latest of them
+  bool asked_selected_[kWords];
+  int64_t first_ = 0;             // the first row that was looked at
+  int token_id_[kWords];          // of these rows
+  uint32_t scored_[kWords];       // a bit for each
+  int count_ = 0;                 // of these bits
   int64_t scored_before_ = 0;  // rows before them
   int64_t wanted_;             // the next row of this cluster, counted among the scored ones
   int turn_ = 0;
