@@ -7,20 +7,19 @@ namespace detlogp {
 Tensor probability(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum) {
   const ScalarType compute_dtype = row_max.scalar_type();
-  const bool double_arithmetic = is_double(compute_dtype);
   ProbabilityArgs args{};
   args.rows = to_rows(logits, token_ids, mask);
-  args.row_max = per_row_data(row_max, compute_dtype, logits, "row_max");
-  args.log_sum = per_row_data(log_sum, compute_dtype, logits, "log_sum");
+  const Arithmetic arithmetic = set_statistics(args, row_max, log_sum, logits);
   Tensor result = empty_matrix(logits, compute_dtype);
   args.probability = result.data_ptr();
-  run(logits, args, args.rows.count, args.rows.vocab, double_arithmetic, cpu::kernels().probability,
+  run(logits, args, args.rows.count, args.rows.vocab, arithmetic, cpu::kernels().probability,
       DETLOGP_LAUNCH(probability));
   return result;
 }
 
 Tensor row_sum(Tensor values) {
-  const bool double_arithmetic = is_double(values.scalar_type());
+  const Arithmetic arithmetic =
+      is_double(values.scalar_type()) ? Arithmetic::float64 : Arithmetic::float32;
   const int64_t dims = values.dim();
   STD_TORCH_CHECK(dims >= 1, "detlogp: values must have at least one dimension, got 0");
   RowSumArgs args{};
@@ -30,7 +29,7 @@ Tensor row_sum(Tensor values) {
   args.values = to_operand(values, values, "values");
   Tensor result = empty_per_row(values, values.scalar_type());
   args.sums = result.data_ptr();
-  run(values, args, args.count, args.vocab, double_arithmetic, cpu::kernels().row_sum,
+  run(values, args, args.count, args.vocab, arithmetic, cpu::kernels().row_sum,
       DETLOGP_LAUNCH(row_sum));
   return result;
 }
@@ -39,17 +38,15 @@ std::tuple<Tensor, Tensor> logp_tangent(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
     Tensor tangent) {
   const ScalarType compute_dtype = row_max.scalar_type();
-  const bool double_arithmetic = is_double(compute_dtype);
   TangentArgs args{};
   args.rows = to_rows(logits, token_ids, mask);
-  args.row_max = per_row_data(row_max, compute_dtype, logits, "row_max");
-  args.log_sum = per_row_data(log_sum, compute_dtype, logits, "log_sum");
+  const Arithmetic arithmetic = set_statistics(args, row_max, log_sum, logits);
   args.tangent = to_operand(tangent, logits, "tangent");
   Tensor of_logp = empty_per_row(logits, compute_dtype);
   Tensor of_lse = empty_per_row(logits, compute_dtype);
   args.logp_tangent = of_logp.data_ptr();
   args.lse_tangent = of_lse.data_ptr();
-  run(logits, args, args.rows.count, args.rows.vocab, double_arithmetic, cpu::kernels().tangent,
+  run(logits, args, args.rows.count, args.rows.vocab, arithmetic, cpu::kernels().tangent,
       DETLOGP_LAUNCH(tangent));
   return {of_logp, of_lse};
 }
@@ -58,16 +55,11 @@ std::tuple<Tensor, Tensor, Tensor> logp_second_order(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
     std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse, Tensor cotangent) {
   const ScalarType compute_dtype = row_max.scalar_type();
-  const bool double_arithmetic = is_double(compute_dtype);
-  const auto data = [&](const Tensor& values, const char* name) {
-    return per_row_data(values, compute_dtype, logits, name);
-  };
   SecondOrderArgs args{};
   args.rows = to_rows(logits, token_ids, mask);
-  args.row_max = data(row_max, "row_max");
-  args.log_sum = data(log_sum, "log_sum");
-  args.grad_logp = grad_logp.has_value() ? data(*grad_logp, "grad_logp") : nullptr;
-  args.grad_lse = grad_lse.has_value() ? data(*grad_lse, "grad_lse") : nullptr;
+  const Arithmetic arithmetic = set_statistics(args, row_max, log_sum, logits);
+  args.grad_logp = optional_per_row_data(grad_logp, row_max, logits, "grad_logp");
+  args.grad_lse = optional_per_row_data(grad_lse, row_max, logits, "grad_lse");
   args.cotangent = to_operand(cotangent, logits, "cotangent");
   Tensor grad_logits = empty_matrix(logits, logits.scalar_type());
   Tensor grad_grad_logp = empty_per_row(logits, compute_dtype);
@@ -75,8 +67,8 @@ std::tuple<Tensor, Tensor, Tensor> logp_second_order(
   args.grad_logits = grad_logits.data_ptr();
   args.grad_grad_logp = grad_grad_logp.data_ptr();
   args.grad_grad_lse = grad_grad_lse.data_ptr();
-  run(logits, args, args.rows.count, args.rows.vocab, double_arithmetic,
-      cpu::kernels().second_order, DETLOGP_LAUNCH(second_order));
+  run(logits, args, args.rows.count, args.rows.vocab, arithmetic, cpu::kernels().second_order,
+      DETLOGP_LAUNCH(second_order));
   return {grad_logits, grad_grad_logp, grad_grad_lse};
 }
 

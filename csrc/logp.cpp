@@ -21,12 +21,16 @@ struct Stats {
 };
 
 Stats allocate_stats(
-    const Tensor& logits, int64_t lse_dtype, bool double_arithmetic, ForwardArgs& args) {
+    const Tensor& logits, int64_t lse_dtype, Arithmetic arithmetic, ForwardArgs& args) {
   args.lse_type = checked_dtype(lse_dtype, "lse_dtype");
-  const ScalarType compute_dtype = double_arithmetic ? ScalarType::Double : ScalarType::Float;
+  args.log_sum_is_double = arithmetic != Arithmetic::float32;
+  const auto type = [](bool is_double) {
+    return is_double ? ScalarType::Double : ScalarType::Float;
+  };
   Stats stats{
-      empty_per_row(logits, scalar_type(args.lse_type)), empty_per_row(logits, compute_dtype),
-      empty_per_row(logits, compute_dtype)};
+      empty_per_row(logits, scalar_type(args.lse_type)),
+      empty_per_row(logits, type(arithmetic == Arithmetic::float64)),
+      empty_per_row(logits, type(args.log_sum_is_double))};
   args.lse = stats.lse.data_ptr();
   args.row_max = stats.row_max.data_ptr();
   args.log_sum = stats.log_sum.data_ptr();
@@ -36,64 +40,65 @@ Stats allocate_stats(
 }  // namespace
 
 Tensor logp(
-    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t dtype,
-    bool double_arithmetic, bool nan_for_invalid) {
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t dtype, int64_t arithmetic,
+    bool nan_for_invalid) {
   ForwardArgs args = to_forward_args(logits, token_ids, mask, nan_for_invalid);
   args.logp_type = checked_dtype(dtype, "dtype");
   Tensor result = empty_per_row(logits, scalar_type(args.logp_type));
   args.logp = result.data_ptr();
-  run(logits, args, args.rows.count, args.rows.vocab, double_arithmetic, cpu::kernels().forward,
-      DETLOGP_LAUNCH(forward));
+  run(logits, args, args.rows.count, args.rows.vocab, checked_arithmetic(arithmetic),
+      cpu::kernels().forward, DETLOGP_LAUNCH(forward));
   return result;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> logp_with_stats(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t dtype, int64_t lse_dtype,
-    bool double_arithmetic, bool nan_for_invalid) {
+    int64_t arithmetic, bool nan_for_invalid) {
   ForwardArgs args = to_forward_args(logits, token_ids, mask, nan_for_invalid);
   args.logp_type = checked_dtype(dtype, "dtype");
   Tensor result = empty_per_row(logits, scalar_type(args.logp_type));
   args.logp = result.data_ptr();
-  Stats stats = allocate_stats(logits, lse_dtype, double_arithmetic, args);
-  run(logits, args, args.rows.count, args.rows.vocab, double_arithmetic, cpu::kernels().forward,
-      DETLOGP_LAUNCH(forward));
+  Stats stats = allocate_stats(logits, lse_dtype, checked_arithmetic(arithmetic), args);
+  run(logits, args, args.rows.count, args.rows.vocab, checked_arithmetic(arithmetic),
+      cpu::kernels().forward, DETLOGP_LAUNCH(forward));
   return {result, stats.lse, stats.row_max, stats.log_sum};
 }
 
 std::tuple<Tensor, Tensor, Tensor> logp_out(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t lse_dtype,
-    bool double_arithmetic, bool nan_for_invalid, Tensor out) {
+    int64_t arithmetic, bool nan_for_invalid, Tensor out) {
   ForwardArgs args = to_forward_args(logits, token_ids, mask, nan_for_invalid);
   args.keep_unselected = true;
   args.logp_type = to_dtype(out.scalar_type(), "out");
   args.logp = per_row_data(out, out.scalar_type(), logits, "out");
-  Stats stats = allocate_stats(logits, lse_dtype, double_arithmetic, args);
-  run(logits, args, args.rows.count, args.rows.vocab, double_arithmetic, cpu::kernels().forward,
-      DETLOGP_LAUNCH(forward));
+  Stats stats = allocate_stats(logits, lse_dtype, checked_arithmetic(arithmetic), args);
+  run(logits, args, args.rows.count, args.rows.vocab, checked_arithmetic(arithmetic),
+      cpu::kernels().forward, DETLOGP_LAUNCH(forward));
   return {stats.lse, stats.row_max, stats.log_sum};
 }
 
 namespace {
 
-BackwardArgs to_backward_args(
+struct BackwardCall {
+  BackwardArgs args;
+  Arithmetic arithmetic;
+};
+
+BackwardCall to_backward_call(
     const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask,
     const Tensor& row_max, const Tensor& log_sum, const std::optional<Tensor>& grad_logp,
     const std::optional<Tensor>& grad_lse) {
-  BackwardArgs args{};
+  BackwardCall call{};
+  BackwardArgs& args = call.args;
   args.rows = to_rows(logits, token_ids, mask);
-  const ScalarType compute_dtype = row_max.scalar_type();
-  const auto data = [&](const Tensor& values, const char* name) {
-    return per_row_data(values, compute_dtype, logits, name);
-  };
-  args.row_max = data(row_max, "row_max");
-  args.log_sum = data(log_sum, "log_sum");
-  args.grad_logp = grad_logp.has_value() ? data(*grad_logp, "grad_logp") : nullptr;
-  args.grad_lse = grad_lse.has_value() ? data(*grad_lse, "grad_lse") : nullptr;
-  return args;
+  call.arithmetic = set_statistics(args, row_max, log_sum, logits);
+  args.grad_logp = optional_per_row_data(grad_logp, row_max, logits, "grad_logp");
+  args.grad_lse = optional_per_row_data(grad_lse, row_max, logits, "grad_lse");
+  return call;
 }
 
-void run_backward(const Tensor& logits, const Tensor& row_max, const BackwardArgs& args) {
-  run(logits, args, args.rows.count, args.rows.vocab, is_double(row_max.scalar_type()),
+void run_backward(const Tensor& logits, const BackwardCall& call) {
+  run(logits, call.args, call.args.rows.count, call.args.rows.vocab, call.arithmetic,
       cpu::kernels().backward, DETLOGP_LAUNCH(backward));
 }
 
@@ -102,26 +107,26 @@ void run_backward(const Tensor& logits, const Tensor& row_max, const BackwardArg
 Tensor logp_backward(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
     std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse) {
-  BackwardArgs args =
-      to_backward_args(logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse);
+  BackwardCall call =
+      to_backward_call(logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse);
   Tensor result = empty_matrix(logits, logits.scalar_type());
-  args.grad_logits = result.data_ptr();
-  args.grad_layout = row_layout(result);
-  run_backward(logits, row_max, args);
+  call.args.grad_logits = result.data_ptr();
+  call.args.grad_layout = row_layout(result);
+  run_backward(logits, call);
   return result;
 }
 
 void logp_backward_inplace(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
     std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse) {
-  BackwardArgs args =
-      to_backward_args(logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse);
+  BackwardCall call =
+      to_backward_call(logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse);
   STD_TORCH_CHECK(
-      args.rows.column_stride == 1 || args.rows.vocab == 1,
-      "detlogp: logits must have adjacent columns, got a stride of ", args.rows.column_stride);
-  args.grad_logits = logits.data_ptr();
-  args.grad_layout = args.rows.layout;
-  run_backward(logits, row_max, args);
+      call.args.rows.column_stride == 1 || call.args.rows.vocab == 1,
+      "detlogp: logits must have adjacent columns, got a stride of ", call.args.rows.column_stride);
+  call.args.grad_logits = logits.data_ptr();
+  call.args.grad_layout = call.args.rows.layout;
+  run_backward(logits, call);
 }
 
 std::string select_cpu_path(std::string name) {

@@ -12,18 +12,18 @@ namespace detlogp {
 
 // logp alone, [...], of type `dtype`.
 Tensor logp(
-    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t dtype,
-    bool double_arithmetic, bool nan_for_invalid);
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t dtype, int64_t arithmetic,
+    bool nan_for_invalid);
 
 // logp, lse, row_max and log_sum: for the backward, and for those who asked for the lse.
 std::tuple<Tensor, Tensor, Tensor, Tensor> logp_with_stats(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t dtype, int64_t lse_dtype,
-    bool double_arithmetic, bool nan_for_invalid);
+    int64_t arithmetic, bool nan_for_invalid);
 
 // The same with logp in `out`, whose unselected rows keep their values; with its dtype.
 std::tuple<Tensor, Tensor, Tensor> logp_out(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t lse_dtype,
-    bool double_arithmetic, bool nan_for_invalid, Tensor out);
+    int64_t arithmetic, bool nan_for_invalid, Tensor out);
 
 Tensor logp_backward(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,

@@ -7,14 +7,14 @@
 STABLE_TORCH_LIBRARY(detlogp, m) {
   m.def(
       "logp(Tensor logits, Tensor token_ids, Tensor? mask=None, int dtype=2,"
-      " bool double_arithmetic=False, bool nan_for_invalid=False) -> Tensor");
+      " int arithmetic=0, bool nan_for_invalid=False) -> Tensor");
   m.def(
       "logp_with_stats(Tensor logits, Tensor token_ids, Tensor? mask, int dtype,"
-      " int lse_dtype, bool double_arithmetic, bool nan_for_invalid)"
+      " int lse_dtype, int arithmetic, bool nan_for_invalid)"
       " -> (Tensor logp, Tensor lse, Tensor row_max, Tensor log_sum)");
   m.def(
       "logp_out(Tensor logits, Tensor token_ids, Tensor? mask, int lse_dtype,"
-      " bool double_arithmetic, bool nan_for_invalid, Tensor(a!) out)"
+      " int arithmetic, bool nan_for_invalid, Tensor(a!) out)"
       " -> (Tensor lse, Tensor row_max, Tensor log_sum)");
   m.def(
       "logp_backward(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max, Tensor log_sum,"

@@ -37,24 +37,24 @@ class DefaultFloatEnvironment {
 
 template <class Args>
 struct CudaCall {
-  using Launch = void (*)(const Args& args, bool double_arithmetic, void* stream);
+  using Launch = void (*)(const Args& args, Arithmetic arithmetic, void* stream);
 
   const Args& args;
-  bool double_arithmetic;
+  Arithmetic arithmetic;
   Launch launch;
 };
 
 // `count` rows of `vocab` columns. `launch` is null in a build without CUDA.
 template <class Args>
 void run(
-    const Tensor& logits, const Args& args, int64_t count, int64_t vocab, bool double_arithmetic,
-    const cpu::KernelPair<Args>& on_cpu, typename CudaCall<Args>::Launch launch) {
+    const Tensor& logits, const Args& args, int64_t count, int64_t vocab, Arithmetic arithmetic,
+    const cpu::KernelSet<Args>& on_cpu, typename CudaCall<Args>::Launch launch) {
   if (count == 0) {
     return;
   }
   if (logits.is_cpu()) {
     constexpr int64_t kElementsPerTask = 32768;
-    const auto kernel = double_arithmetic ? on_cpu.in_double : on_cpu.in_float;
+    const auto kernel = on_cpu[static_cast<size_t>(arithmetic)];
     torch::stable::parallel_for(
         0, count, kElementsPerTask / vocab + 1, [&](int64_t first, int64_t last) {
           const DefaultFloatEnvironment environment;
@@ -62,12 +62,12 @@ void run(
         });
     return;
   }
-  CudaCall<Args> call{args, double_arithmetic, launch};
+  CudaCall<Args> call{args, arithmetic, launch};
   on_cuda_stream(
       logits,
       [](void* stream, void* context) {
         const auto& call = *static_cast<CudaCall<Args>*>(context);
-        call.launch(call.args, call.double_arithmetic, stream);
+        call.launch(call.args, call.arithmetic, stream);
       },
       &call);
 }

@@ -133,6 +133,18 @@ void* per_row_data(const Tensor& values, ScalarType type, const Tensor& logits, 
   return values.data_ptr();
 }
 
+const void* optional_per_row_data(
+    const std::optional<Tensor>& values, const Tensor& row_max, const Tensor& logits,
+    const char* name) {
+  return values.has_value() ? per_row_data(*values, row_max.scalar_type(), logits, name) : nullptr;
+}
+
+Arithmetic checked_arithmetic(int64_t number) {
+  STD_TORCH_CHECK(
+      number >= 0 && number <= 2, "detlogp: arithmetic must be 0, 1 or 2, got ", number);
+  return static_cast<Arithmetic>(number);
+}
+
 Tensor empty_per_row(const Tensor& logits, ScalarType type) {
   return empty_on(logits, logits.sizes().data(), logits.dim() - 1, type);
 }

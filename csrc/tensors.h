@@ -47,6 +47,28 @@ Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<
 // The data of a contiguous tensor of logits' leading shape and device, and of the given type.
 void* per_row_data(const Tensor& values, ScalarType type, const Tensor& logits, const char* name);
 
+// The same, or null where there is none; of `row_max`'s type.
+const void* optional_per_row_data(
+    const std::optional<Tensor>& values, const Tensor& row_max, const Tensor& logits,
+    const char* name);
+
+// The arithmetic that an operator was asked for by its number.
+Arithmetic checked_arithmetic(int64_t number);
+
+// m and log(s) of every row; their types tell the arithmetic that made them.
+template <class Args>
+Arithmetic set_statistics(
+    Args& args, const Tensor& row_max, const Tensor& log_sum, const Tensor& logits) {
+  const bool double_max = is_double(row_max.scalar_type());
+  args.log_sum_is_double = double_max || log_sum.scalar_type() == ScalarType::Double;
+  const ScalarType log_sum_type = args.log_sum_is_double ? ScalarType::Double : ScalarType::Float;
+  args.row_max = per_row_data(row_max, row_max.scalar_type(), logits, "row_max");
+  args.log_sum = per_row_data(log_sum, log_sum_type, logits, "log_sum");
+  return double_max               ? Arithmetic::float64
+         : args.log_sum_is_double ? Arithmetic::exact
+                                  : Arithmetic::float32;
+}
+
 // Runs `launch` on the current stream of a CUDA tensor's device, made current for the call.
 void on_cuda_stream(
     const Tensor& logits, void (*launch)(void* stream, void* context), void* context);

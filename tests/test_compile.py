@@ -206,3 +206,18 @@ def test_second_derivative_of_compiled_raises(
 
     with pytest.raises(RuntimeError, match="double backward"):
         penalty()
+
+
+def test_exact_contract(generator: torch.Generator) -> None:
+    problem = random_problem(4, 60, torch.float32, "cpu", generator)
+    x, ids = problem[:2]
+    compiled = torch.compile(
+        lambda t: detlogp.logp(t, ids, contract="exact"), fullgraph=True, backend="aot_eager"
+    )
+    grads = []
+    for function in (compiled, lambda t: detlogp.logp(t, ids, contract="exact")):
+        leaf = x.clone().requires_grad_()
+        function(leaf).sum().backward()
+        assert leaf.grad is not None
+        grads.append(leaf.grad)
+    assert_same_bits(*grads)

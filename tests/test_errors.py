@@ -29,7 +29,7 @@ CASES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"rows": IDS.to("meta")}, ValueError, "rows must be on logits' device, cpu, got meta"),
     ({"dtype": torch.int32}, TypeError, "dtype must be float16, .* or None, got torch.int32"),
     ({"dtype": "float32"}, TypeError, "dtype must be float16, .* or None, got 'float32'"),
-    ({"contract": "exact"}, ValueError, "contract must be 'locked', got 'exact'"),
+    ({"contract": "fast"}, ValueError, "contract must be .locked. or .exact., got .fast."),
     ({"on_invalid": "skip"}, ValueError, "on_invalid must be 'zero' or 'nan' or 'raise', got 'sk"),
     ({"out": [0.0]}, TypeError, "out must be a Tensor, got list"),
 ]

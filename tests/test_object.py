@@ -66,7 +66,7 @@ def test_gradient(device: str, generator: torch.Generator) -> None:
 
 
 def test_errors(device: str) -> None:
-    with pytest.raises(ValueError, match="contract must be 'locked', got 'fast'"):
+    with pytest.raises(ValueError, match="contract must be 'locked' or 'exact', got 'fast'"):
         detlogp.DeterministicLogp("fast")
     op = detlogp.DeterministicLogp()
     x = torch.zeros(3, 5, device=device)

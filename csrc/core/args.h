@@ -5,6 +5,12 @@
 
 namespace detlogp {
 
+// What a call computes with. `exact` is the exact contract, in float32 but for the last steps of a row.
+enum class Arithmetic : int { float32, float64, exact };
+
+// Names the exact contract where a kernel is named by its arithmetic's type.
+struct Exact {};
+
 constexpr int kMaxLeadingDims = 12;
 
 // Where row r of a tensor [..., V] begins. Leading dimensions that can be merged have been merged, so
@@ -51,16 +57,18 @@ struct ForwardArgs {
   Dtype logp_type;
   void* lse;  // [N], or null
   Dtype lse_type;
-  void* row_max;         // [N] of the accumulation type, or null together with log_sum
-  void* log_sum;         // [N] of the accumulation type
+  void* row_max;  // [N] of the accumulation type, or null together with log_sum
+  void* log_sum;  // [N] of the accumulation type, or double
+  bool log_sum_is_double;
   bool keep_unselected;  // logp of an unselected row keeps its value
   bool nan_for_invalid;  // logp of a bad id is NaN instead of 0
 };
 
 struct BackwardArgs {
   Rows rows;
-  const void* row_max;    // [N] of the accumulation type
-  const void* log_sum;    // [N] of the accumulation type
+  const void* row_max;  // [N] of the accumulation type
+  const void* log_sum;  // [N] of the accumulation type, or double
+  bool log_sum_is_double;
   const void* grad_logp;  // [N] of the accumulation type, or null
   const void* grad_lse;   // [N] of the accumulation type, or null
   // [N, V] of the logits' type, rows of adjacent columns; it may be the logits themselves.
@@ -78,8 +86,9 @@ struct Operand {
 // p[r, v] = exp((x - m) - log(s)); 0 in the rows that are not scored.
 struct ProbabilityArgs {
   Rows rows;
-  const void* row_max;  // [N] of the accumulation type, as log_sum
-  const void* log_sum;
+  const void* row_max;  // [N] of the accumulation type
+  const void* log_sum;  // [N] of the accumulation type, or double
+  bool log_sum_is_double;
   void* probability;  // [N, V], contiguous, of the accumulation type
 };
 
@@ -95,7 +104,8 @@ struct RowSumArgs {
 struct TangentArgs {
   Rows rows;
   const void* row_max;  // [N] of the accumulation type, as every vector here
-  const void* log_sum;
+  const void* log_sum;  // or double
+  bool log_sum_is_double;
   Operand tangent;
   void* logp_tangent;
   void* lse_tangent;
@@ -106,7 +116,8 @@ struct TangentArgs {
 struct SecondOrderArgs {
   Rows rows;
   const void* row_max;  // [N] of the accumulation type, as every vector here
-  const void* log_sum;
+  const void* log_sum;  // or double
+  bool log_sum_is_double;
   const void* grad_logp;  // or null, as grad_lse
   const void* grad_lse;
   Operand cotangent;

@@ -21,6 +21,18 @@ struct Exponential {
   Real fraction;
 };
 
+// exp(r), |r| <= 0.351.
+DETLOGP_FN float exp_polynomial(float r) {
+  float poly = 0x1.6d110ap-10f;                        // 0.00139261840
+  poly = fused_multiply_add(poly, r, 0x1.120b6ep-7f);  // 0.00836317893
+  poly = fused_multiply_add(poly, r, 0x1.55551ap-5f);  // 0.0416665561
+  poly = fused_multiply_add(poly, r, 0x1.5554dcp-3f);  // 0.166665763
+  poly = fused_multiply_add(poly, r, 0.5f);
+  poly = fused_multiply_add(poly, r, 1.0f);
+  poly = fused_multiply_add(poly, r, 1.0f);
+  return poly;
+}
+
 DETLOGP_FN Exponential<float> split_exp(float x) {
   // Clamping to -127 log 2 makes the exponent field 0, so that scale is 0. A NaN passes through.
   const float lowest = -0x1.601e68p+6f;  // -88.0297
@@ -31,15 +43,8 @@ DETLOGP_FN Exponential<float> split_exp(float x) {
   const float k = shifted - magic;
   float r = fused_multiply_add(k, -0x1.62e430p-1f, clamped);  // log 2, high part: 0.693147182
   r = fused_multiply_add(k, 0x1.05c610p-29f, r);              // minus its low part: -1.9046542e-9
-  float poly = 0x1.6d110ap-10f;                               // 0.00139261840
-  poly = fused_multiply_add(poly, r, 0x1.120b6ep-7f);         // 0.00836317893
-  poly = fused_multiply_add(poly, r, 0x1.55551ap-5f);         // 0.0416665561
-  poly = fused_multiply_add(poly, r, 0x1.5554dcp-3f);         // 0.166665763
-  poly = fused_multiply_add(poly, r, 0.5f);
-  poly = fused_multiply_add(poly, r, 1.0f);
-  poly = fused_multiply_add(poly, r, 1.0f);
   const uint32_t exponent = bit_cast<uint32_t>(shifted) << 23;
-  return {bit_cast<float>(exponent), poly};
+  return {bit_cast<float>(exponent), exp_polynomial(r)};
 }
 
 DETLOGP_FN Exponential<double> split_exp(double x) {

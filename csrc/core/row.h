@@ -47,7 +47,11 @@ DETLOGP_FN void store_skipped_row(const ForwardArgs& args, int64_t row) {
   }
   if (args.row_max != nullptr) {
     static_cast<Acc*>(args.row_max)[row] = -infinity;
-    static_cast<Acc*>(args.log_sum)[row] = 0;
+    if (args.log_sum_is_double) {
+      static_cast<double*>(args.log_sum)[row] = 0;
+    } else {
+      static_cast<Acc*>(args.log_sum)[row] = 0;
+    }
   }
 }
 
@@ -55,6 +59,13 @@ DETLOGP_FN void store_skipped_row(const ForwardArgs& args, int64_t row) {
 template <class Acc>
 DETLOGP_FN Acc per_row(const void* vector, int64_t row) {
   return vector == nullptr ? Acc(0) : static_cast<const Acc*>(vector)[row];
+}
+
+// log(s) of row `row`; the exact contract keeps it in double.
+template <class Acc, class Args>
+DETLOGP_FN Acc log_sum_of(const Args& args, int64_t row) {
+  return args.log_sum_is_double ? static_cast<Acc>(per_row<double>(args.log_sum, row))
+                                : per_row<Acc>(args.log_sum, row);
 }
 
 // grad (onehot - p) + grad_lse p, the product with grad rounded first, then one fused step.

@@ -38,7 +38,7 @@ void differentiate_row(const BackwardArgs& args, int64_t row) {
     return;
   }
   const RowGradient<Acc> g{
-      per_row<Acc>(args.row_max, row), per_row<Acc>(args.log_sum, row),
+      per_row<Acc>(args.row_max, row), log_sum_of<Acc>(args, row),
       per_row<Acc>(args.grad_logp, row), per_row<Acc>(args.grad_lse, row),
       args.grad_lse != nullptr};
   RowReader<T> reader;

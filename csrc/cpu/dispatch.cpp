@@ -8,15 +8,21 @@
 namespace detlogp::cpu {
 namespace {
 
-#define DETLOGP_PAIR(name) {name<float>, name<double>}
-#define DETLOGP_KERNELS(path)        \
-  {#path,                            \
-   DETLOGP_PAIR(path::forward),      \
-   DETLOGP_PAIR(path::backward),     \
-   DETLOGP_PAIR(path::second_order), \
-   DETLOGP_PAIR(path::tangent),      \
-   DETLOGP_PAIR(path::probability),  \
-   DETLOGP_PAIR(path::row_sum)}
+// The higher derivatives of the exact contract are those of float32.
+#define DETLOGP_SET(name, Exact)             \
+  {                                          \
+    {                                        \
+      name<float>, name<double>, name<Exact> \
+    }                                        \
+  }
+#define DETLOGP_KERNELS(path)              \
+  {#path,                                  \
+   DETLOGP_SET(path::forward, Exact),      \
+   DETLOGP_SET(path::backward, Exact),     \
+   DETLOGP_SET(path::second_order, float), \
+   DETLOGP_SET(path::tangent, float),      \
+   DETLOGP_SET(path::probability, float),  \
+   DETLOGP_SET(path::row_sum, float)}
 
 // Widest first.
 struct Path {

@@ -1,6 +1,8 @@
 // The CPU kernels, compiled once per instruction set from the same source: the same bits on each.
 #pragma once
 
+#include <array>
+
 #include "core/args.h"
 
 namespace detlogp::cpu {
@@ -9,21 +11,18 @@ namespace detlogp::cpu {
 template <class Args>
 using Kernel = void (*)(const Args&, int64_t first, int64_t last);
 
-// The same kernel in float32 and in float64 arithmetic.
+// The same kernel in each arithmetic, by its number.
 template <class Args>
-struct KernelPair {
-  Kernel<Args> in_float;
-  Kernel<Args> in_double;
-};
+using KernelSet = std::array<Kernel<Args>, 3>;
 
 struct Kernels {
   const char* name;
-  KernelPair<ForwardArgs> forward;
-  KernelPair<BackwardArgs> backward;
-  KernelPair<SecondOrderArgs> second_order;
-  KernelPair<TangentArgs> tangent;
-  KernelPair<ProbabilityArgs> probability;
-  KernelPair<RowSumArgs> row_sum;
+  KernelSet<ForwardArgs> forward;
+  KernelSet<BackwardArgs> backward;
+  KernelSet<SecondOrderArgs> second_order;
+  KernelSet<TangentArgs> tangent;
+  KernelSet<ProbabilityArgs> probability;
+  KernelSet<RowSumArgs> row_sum;
 };
 
 // The path in use; chosen once, at the first call, as the widest that the processor supports.

@@ -8,14 +8,18 @@
   template <class Acc>                     \
   void name(const Args& args, int64_t first, int64_t last);
 
-#define DETLOGP_DECLARE_PATH(path)                      \
-  namespace detlogp::cpu::path {                        \
-  DETLOGP_DECLARE_KERNEL(forward, ForwardArgs)          \
-  DETLOGP_DECLARE_KERNEL(backward, BackwardArgs)        \
-  DETLOGP_DECLARE_KERNEL(second_order, SecondOrderArgs) \
-  DETLOGP_DECLARE_KERNEL(tangent, TangentArgs)          \
-  DETLOGP_DECLARE_KERNEL(probability, ProbabilityArgs)  \
-  DETLOGP_DECLARE_KERNEL(row_sum, RowSumArgs)           \
+#define DETLOGP_DECLARE_PATH(path)                             \
+  namespace detlogp::cpu::path {                               \
+  DETLOGP_DECLARE_KERNEL(forward, ForwardArgs)                 \
+  DETLOGP_DECLARE_KERNEL(backward, BackwardArgs)               \
+  DETLOGP_DECLARE_KERNEL(second_order, SecondOrderArgs)        \
+  DETLOGP_DECLARE_KERNEL(tangent, TangentArgs)                 \
+  DETLOGP_DECLARE_KERNEL(probability, ProbabilityArgs)         \
+  DETLOGP_DECLARE_KERNEL(row_sum, RowSumArgs)                  \
+  template <>                                                  \
+  void forward<Exact>(const ForwardArgs&, int64_t, int64_t);   \
+  template <>                                                  \
+  void backward<Exact>(const BackwardArgs&, int64_t, int64_t); \
   }
 
 DETLOGP_DECLARE_PATH(portable)

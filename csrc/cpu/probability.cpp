@@ -22,7 +22,7 @@ void normalize_row(const ProbabilityArgs& args, int64_t row) {
     return;
   }
   const Acc row_max = per_row<Acc>(args.row_max, row);
-  const Acc log_sum = per_row<Acc>(args.log_sum, row);
+  const Acc log_sum = log_sum_of<Acc>(args, row);
   RowReader<T> reader;
   open_row(reader, rows, row);
   for_each_block(rows.vocab, [&](int64_t column, int count) {

@@ -28,7 +28,7 @@ void differentiate_row(const SecondOrderArgs& args, int64_t row) {
     return;
   }
   const Acc row_max = per_row<Acc>(args.row_max, row);
-  const Acc log_sum = per_row<Acc>(args.log_sum, row);
+  const Acc log_sum = log_sum_of<Acc>(args, row);
   const Acc c = per_row<Acc>(args.grad_lse, row) - per_row<Acc>(args.grad_logp, row);
   RowReader<T> logits;
   RowReader<T> cotangent;

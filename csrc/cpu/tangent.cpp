@@ -25,7 +25,7 @@ void push_row(const TangentArgs& args, int64_t row) {
     return;
   }
   const Acc row_max = per_row<Acc>(args.row_max, row);
-  const Acc log_sum = per_row<Acc>(args.log_sum, row);
+  const Acc log_sum = log_sum_of<Acc>(args, row);
   RowReader<T> logits;
   RowReader<T> tangent;
   open_row(logits, rows, row);

@@ -6,10 +6,8 @@
 //                offset costs nothing
 // Special cases  a row that is not selected, or whose id is bad, is exactly 0 and is not read
 // Source         d logp = dx[t] - sum_v p[v] dx[v], d lse = sum_v p[v] dx[v]
-#include "core/row.h"
-#include "cuda/device.h"
+#include "cuda/backward.h"
 #include "cuda/kernels.h"
-#include "cuda/policy.h"
 
 namespace detlogp::cuda {
 namespace {
@@ -20,165 +18,37 @@ struct RowGradient {
   Acc log_sum;
   Acc grad;
   Acc grad_lse;
-  int64_t target;  // -1: the row is exactly zero
+  int64_t target;
   bool has_lse;
+
+  __device__ __forceinline__ static RowGradient load(const BackwardArgs& args, int64_t row) {
+    const Rows& rows = args.rows;
+    return {
+        per_row<Acc>(args.row_max, row),
+        log_sum_of<Acc>(args, row),
+        per_row<Acc>(args.grad_logp, row),
+        per_row<Acc>(args.grad_lse, row),
+        Rows::scored(rows, row) ? rows.token_ids[row] : -1,
+        args.grad_lse != nullptr};
+  }
+
+  template <class T>
+  __device__ __forceinline__ T element(T x, bool is_target) const {
+    const Acc p = exp_of((to_acc<Acc>(x) - row_max) - log_sum);
+    return from_acc<T>(gradient(is_target, p, grad, grad_lse, has_lse));
+  }
 };
-
-template <class Acc>
-__device__ RowGradient<Acc> load_row_gradient(const BackwardArgs& args, int64_t row) {
-  const Rows& rows = args.rows;
-  return {
-      per_row<Acc>(args.row_max, row),
-      per_row<Acc>(args.log_sum, row),
-      per_row<Acc>(args.grad_logp, row),
-      per_row<Acc>(args.grad_lse, row),
-      Rows::scored(rows, row) ? rows.token_ids[row] : -1,
-      args.grad_lse != nullptr};
-}
-
-template <class T, class Acc>
-__device__ __forceinline__ T element(const RowGradient<Acc>& g, T x, bool is_target) {
-  const Acc p = exp_of((to_acc<Acc>(x) - g.row_max) - g.log_sum);
-  return from_acc<T>(gradient(is_target, p, g.grad, g.grad_lse, g.has_lse));
-}
-
-// `target` counts from the vector's first element; almost always it lies outside.
-template <class T, class Acc>
-__device__ __forceinline__ Vector<T> differentiate_vector(
-    const RowGradient<Acc>& g, const Vector<T>& x, int64_t target) {
-  Vector<T> result;
-#pragma unroll
-  for (int e = 0; e < Vector<T>::kSize; ++e) {
-    result.element[e] = element(g, x.element[e], false);
-  }
-  if (static_cast<uint64_t>(target) < Vector<T>::kSize) {
-#pragma unroll
-    for (int e = 0; e < Vector<T>::kSize; ++e) {
-      if (e == target) {
-        result.element[e] = element(g, x.element[e], true);
-      }
-    }
-  }
-  return result;
-}
-
-// Columns first <= v < last; both pointers are 16-byte aligned at `first`.
-template <class T, class Acc>
-__device__ __forceinline__ int64_t differentiate_vectors(
-    const RowGradient<Acc>& g, const T* input, T* output, int64_t first, int64_t last) {
-  constexpr int kSize = Vector<T>::kSize;
-  constexpr int kUnroll = BackwardPolicy::kVectors;
-  constexpr int kThreads = BackwardPolicy::kThreads;
-  const auto* source = reinterpret_cast<const Vector<T>*>(input + first);
-  auto* destination = reinterpret_cast<Vector<T>*>(output + first);
-  const int count = static_cast<int>((last - first) / kSize);
-  const int64_t target = g.target - first;
-  int v = threadIdx.x;
-  for (; v + kThreads * (kUnroll - 1) < count; v += kThreads * kUnroll) {
-    Vector<T> loaded[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      loaded[u] = source[v + u * kThreads];
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int vector = v + u * kThreads;
-      store_streaming(
-          destination + vector, differentiate_vector(g, loaded[u], target - vector * kSize));
-    }
-  }
-  for (; v < count; v += kThreads) {
-    store_streaming(destination + v, differentiate_vector(g, source[v], target - v * kSize));
-  }
-  return first + static_cast<int64_t>(count) * kSize;
-}
-
-template <class T, class Acc>
-__device__ __forceinline__ void differentiate_elements(
-    const RowGradient<Acc>& g, const T* input, int64_t stride, T* output, int64_t first,
-    int64_t last) {
-  for (int64_t v = first + threadIdx.x; v < last; v += BackwardPolicy::kThreads) {
-    output[v] = element(g, input[v * stride], v == g.target);
-  }
-}
-
-template <class T>
-__device__ __forceinline__ void zero_elements(T* output, int64_t first, int64_t last) {
-  constexpr int kThreads = BackwardPolicy::kThreads;
-  const int64_t boundary = first + elements_to_boundary(output + first);
-  const int64_t body = boundary < last ? boundary : last;
-  const int64_t vectors = (last - body) / Vector<T>::kSize;
-  for (int64_t v = threadIdx.x; v < vectors; v += kThreads) {
-    *reinterpret_cast<uint4*>(output + body + v * Vector<T>::kSize) = make_uint4(0, 0, 0, 0);
-  }
-  for (int64_t v = first + threadIdx.x; v < body; v += kThreads) {
-    output[v] = T{};
-  }
-  for (int64_t v = body + vectors * Vector<T>::kSize + threadIdx.x; v < last; v += kThreads) {
-    output[v] = T{};
-  }
-}
-
-// Part 0 also takes the few columns before the output row's first 16-byte boundary, so that every
-// other part begins on one.
-template <class T, class Acc>
-__device__ __forceinline__ void differentiate_part(
-    const BackwardArgs& args, int64_t row, int64_t part) {
-  constexpr int64_t kColumns = BackwardPolicy::kBytesPerBlock / sizeof(T);
-  const Rows& rows = args.rows;
-  T* output = static_cast<T*>(args.grad_logits) + RowLayout::offset(args.grad_layout, row);
-  const int64_t head = elements_to_boundary(output);
-  const int64_t first = part == 0 ? 0 : head + part * kColumns;
-  const int64_t end = head + (part + 1) * kColumns;
-  const int64_t last = end < rows.vocab ? end : rows.vocab;
-  const RowGradient<Acc> g = load_row_gradient<Acc>(args, row);
-  if (g.target < 0) {
-    zero_elements(output, first, last);
-    return;
-  }
-  const T* input = row_of<T>(rows, row);
-  int64_t done = first;
-  if (rows.column_stride == 1 && head < last && is_aligned(input + head)) {
-    const int64_t body = part == 0 ? head : first;
-    differentiate_elements<T, Acc>(g, input, 1, output, first, body);
-    done = differentiate_vectors(g, input, output, body, last);
-  }
-  differentiate_elements<T, Acc>(g, input, rows.column_stride, output, done, last);
-}
-
-template <class T, class Acc>
-__global__ void __launch_bounds__(BackwardPolicy::kThreads)
-    backward_kernel(const __grid_constant__ BackwardArgs args, int64_t parts_per_row) {
-  const int64_t parts = args.rows.count * parts_per_row;
-  for (int64_t part = blockIdx.x; part < parts; part += gridDim.x) {
-    // From the last row, whose logits the forward has left in the cache.
-    const int64_t from_end = parts - 1 - part;
-    differentiate_part<T, Acc>(args, from_end / parts_per_row, from_end % parts_per_row);
-  }
-}
-
-template <class Acc>
-void launch_for_dtype(const BackwardArgs& args, cudaStream_t stream) {
-  visit_dtype(args.rows.logits_type, [&](auto zero) {
-    using T = decltype(zero);
-    constexpr int64_t kColumns = BackwardPolicy::kBytesPerBlock / sizeof(T);
-    const int64_t parts_per_row = (args.rows.vocab + kColumns - 1) / kColumns;
-    const int64_t parts = args.rows.count * parts_per_row;
-    const int64_t blocks = parts < INT32_MAX ? parts : INT32_MAX;
-    backward_kernel<T, Acc><<<static_cast<unsigned>(blocks), BackwardPolicy::kThreads, 0, stream>>>(
-        args, parts_per_row);
-    check(cudaGetLastError(), "launch of backward_kernel");
-  });
-}
 
 }  // namespace
 
-void launch_backward(const BackwardArgs& args, bool double_arithmetic, void* stream) {
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  if (double_arithmetic) {
-    launch_for_dtype<double>(args, cuda_stream);
-  } else {
-    launch_for_dtype<float>(args, cuda_stream);
+void launch_backward(const BackwardArgs& args, Arithmetic arithmetic, void* stream) {
+  switch (arithmetic) {
+    case Arithmetic::exact:
+      return launch_exact_backward(args, stream);
+    case Arithmetic::float64:
+      return launch_backward_of<RowGradient<double>>(args, stream);
+    case Arithmetic::float32:
+      return launch_backward_of<RowGradient<float>>(args, stream);
   }
 }
 

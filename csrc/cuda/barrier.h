@@ -56,6 +56,13 @@ __device__ __forceinline__ void send(float* to, Barrier& barrier, int rank, floa
                : "memory");
 }
 
+__device__ __forceinline__ void send(uint64_t* to, Barrier& barrier, int rank, uint64_t value) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
+                   address_in_block(to, rank)),
+               "l"(value), "r"(address_in_block(&barrier, rank))
+               : "memory");
+}
+
 // Until the phase of this parity is over.
 __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
@@ -163,6 +170,11 @@ __device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from) {
 __device__ __forceinline__ void copy_up_to_16_bytes(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
+}
+
+// Until all copies that this thread has asked for are done.
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 // Arrives when all copies that this thread has asked for are done.

@@ -85,6 +85,16 @@ __device__ __forceinline__ double larger(double a, double b) {
   return fmax(a, b);
 }
 
+template <bool KeepsNan>
+__device__ __forceinline__ float larger_of(float a, float b) {
+  if (!KeepsNan) {
+    return fmaxf(a, b);
+  }
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
 __device__ __forceinline__ float exp_of(float x) {
   return expf(x);
 }

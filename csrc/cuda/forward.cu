@@ -127,7 +127,8 @@ void launch_for_dtype(const ForwardArgs& args, cudaStream_t stream) {
 // kAutomatic, kRows, or a number of blocks a row in the ring kernel.
 std::atomic<int> chosen_layout{kAutomatic};
 
-bool launch_ring_if_faster(const ForwardArgs& args, void* stream) {
+template <class Launch>
+bool launch_if_faster(const Launch& launch_ring, const ForwardArgs& args, void* stream) {
   const int layout = chosen_layout;
   const int64_t from = args.rows.count <= ForwardPolicy::kFewRows
                            ? ForwardPolicy::kRingVocabOfFewRows
@@ -135,7 +136,7 @@ bool launch_ring_if_faster(const ForwardArgs& args, void* stream) {
   if (layout == kRows || (layout == kAutomatic && args.rows.vocab < from)) {
     return false;
   }
-  return launch_forward_ring(args, stream, layout == kAutomatic ? kAnyCluster : layout);
+  return launch_ring(args, stream, layout == kAutomatic ? kAnyCluster : layout);
 }
 
 }  // namespace
@@ -157,12 +158,20 @@ bool select_layout(const char* name) {
   return false;
 }
 
-void launch_forward(const ForwardArgs& args, bool double_arithmetic, void* stream) {
+void launch_forward(const ForwardArgs& args, Arithmetic arithmetic, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  if (double_arithmetic) {
-    launch_for_dtype<double>(args, cuda_stream);
-  } else if (!launch_ring_if_faster(args, stream)) {
-    launch_for_dtype<float>(args, cuda_stream);
+  switch (arithmetic) {
+    case Arithmetic::float64:
+      return launch_for_dtype<double>(args, cuda_stream);
+    case Arithmetic::exact:
+      if (!launch_if_faster(launch_exact_ring, args, stream)) {
+        launch_exact_rows(args, stream);
+      }
+      return;
+    case Arithmetic::float32:
+      if (!launch_if_faster(launch_forward_ring, args, stream)) {
+        launch_for_dtype<float>(args, cuda_stream);
+      }
   }
 }
 

@@ -12,5 +12,6 @@ constexpr int64_t kNarrowVocab = 4096;  // up to it, B is less than 512
 // `cluster` blocks a row (1, 2, 4 or 8), or as many as suit. Returns false, and does nothing, where the
 // kernel does not serve: other types, strided columns, narrow rows, rows beyond the ring, old devices.
 bool launch_forward_ring(const ForwardArgs& args, void* stream, int cluster);
+bool launch_exact_ring(const ForwardArgs& args, void* stream, int cluster);
 
 }  // namespace detlogp::cuda

@@ -5,12 +5,16 @@
 
 namespace detlogp::cuda {
 
-void launch_forward(const ForwardArgs& args, bool double_arithmetic, void* stream);
-void launch_backward(const BackwardArgs& args, bool double_arithmetic, void* stream);
-void launch_second_order(const SecondOrderArgs& args, bool double_arithmetic, void* stream);
-void launch_tangent(const TangentArgs& args, bool double_arithmetic, void* stream);
-void launch_probability(const ProbabilityArgs& args, bool double_arithmetic, void* stream);
-void launch_row_sum(const RowSumArgs& args, bool double_arithmetic, void* stream);
+void launch_forward(const ForwardArgs& args, Arithmetic arithmetic, void* stream);
+void launch_backward(const BackwardArgs& args, Arithmetic arithmetic, void* stream);
+void launch_second_order(const SecondOrderArgs& args, Arithmetic arithmetic, void* stream);
+void launch_tangent(const TangentArgs& args, Arithmetic arithmetic, void* stream);
+void launch_probability(const ProbabilityArgs& args, Arithmetic arithmetic, void* stream);
+void launch_row_sum(const RowSumArgs& args, Arithmetic arithmetic, void* stream);
+
+// The exact contract's, which launch_forward and launch_backward call.
+void launch_exact_rows(const ForwardArgs& args, void* stream);
+void launch_exact_backward(const BackwardArgs& args, void* stream);
 
 // How the forward lays its work out: "auto", "rows" (a block a row), or "ring1", "ring2", "ring4",
 // "ring8" (so many blocks a row, where that serves). Returns false for another name. For tests.

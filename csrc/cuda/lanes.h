@@ -20,6 +20,14 @@ __device__ __forceinline__ Acc fold_warp(Acc value) {
   return value;
 }
 
+template <bool KeepsNan>
+__device__ __forceinline__ float max_of_warp(float value) {
+  for (int offset = kGroup / 2; offset > 0; offset /= 2) {
+    value = larger_of<KeepsNan>(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  }
+  return value;
+}
+
 template <class Acc>
 __device__ __forceinline__ Acc max_of_warp(Acc value) {
   for (int offset = kGroup / 2; offset > 0; offset /= 2) {

@@ -14,18 +14,26 @@ struct ForwardPolicy {
   static constexpr int64_t kFewRows = 128;
 };
 
-// The ring of the forward, by the size of a logit. Measured on 9.0; 10.0, which has the same shared
-// memory, uses the same numbers.
-template <int ElementBytes>
+// The ring of the forward, by the size of a logit and the contract. Measured on 9.0; 10.0, which has the
+// same shared memory, uses the same numbers.
+template <int ElementBytes, bool IsExact>
 struct RingPolicy {
   static constexpr int kSharedBytes = 227 * 1024;  // of a block
   static constexpr int kStageBytes = 8192;         // of logits, at most
-  static constexpr int kSumThreads = 384;
+  static constexpr int kSumThreads = IsExact ? 512 : 384;
   static constexpr int kSetThreads = 128;                     // of the summing threads, at most
   static constexpr int kTerms = ElementBytes == 2 ? 32 : 16;  // of a thread and stage, at most
-  static constexpr int kMaxWarps = ElementBytes == 2 ? 2 : 4;
-  static constexpr int kCopyWarps = ElementBytes == 2 ? 1 : 2;
+  static constexpr bool kIsLean = ElementBytes == 2 && !IsExact;
+  static constexpr int kMaxWarps = kIsLean ? 2 : 4;
+  static constexpr int kCopyWarps = kIsLean ? 1 : 2;
   static constexpr double kRoomyShare = 0.75;  // of the ring, for one row
+};
+
+// The forward of the exact contract, where the ring does not serve.
+struct ExactPolicy {
+  static constexpr int kThreads = 256;
+  static constexpr int kStagedBytes =
+      32768;  // of a row: below it, a row is copied to shared memory
 };
 
 struct BackwardPolicy {

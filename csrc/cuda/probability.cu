@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kMaxLanes)
     const bool scored = Rows::scored(rows, row);
     const T* x = row_of<T>(rows, row);
     const Acc row_max = per_row<Acc>(args.row_max, row);
-    const Acc log_sum = per_row<Acc>(args.log_sum, row);
+    const Acc log_sum = log_sum_of<Acc>(args, row);
 #pragma unroll 8
     for (int64_t column = threadIdx.x; column < rows.vocab; column += blockDim.x) {
       output[column] =
@@ -43,9 +43,9 @@ void launch_for_dtype(const ProbabilityArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-void launch_probability(const ProbabilityArgs& args, bool double_arithmetic, void* stream) {
+void launch_probability(const ProbabilityArgs& args, Arithmetic arithmetic, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  if (double_arithmetic) {
+  if (arithmetic == Arithmetic::float64) {
     launch_for_dtype<double>(args, cuda_stream);
   } else {
     launch_for_dtype<float>(args, cuda_stream);

@@ -41,9 +41,9 @@ void launch(const RowSumArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-void launch_row_sum(const RowSumArgs& args, bool double_arithmetic, void* stream) {
+void launch_row_sum(const RowSumArgs& args, Arithmetic arithmetic, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  if (double_arithmetic) {
+  if (arithmetic == Arithmetic::float64) {
     launch<double>(args, cuda_stream);
   } else {
     launch<float>(args, cuda_stream);

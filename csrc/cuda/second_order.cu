@@ -78,7 +78,7 @@ __device__ __forceinline__ void differentiate_row(const SecondOrderArgs& args, i
     return;
   }
   const Acc row_max = per_row<Acc>(args.row_max, row);
-  const Acc log_sum = per_row<Acc>(args.log_sum, row);
+  const Acc log_sum = log_sum_of<Acc>(args, row);
   const Acc c = per_row<Acc>(args.grad_lse, row) - per_row<Acc>(args.grad_logp, row);
   const Acc mean = mean_of_row<T, Acc>(rows, args.cotangent, row, row_max, log_sum, groups);
   const RowCurvature<Acc> curvature{row_max, log_sum, c, mean};
@@ -120,9 +120,9 @@ void launch_for_dtype(const SecondOrderArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-void launch_second_order(const SecondOrderArgs& args, bool double_arithmetic, void* stream) {
+void launch_second_order(const SecondOrderArgs& args, Arithmetic arithmetic, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  if (double_arithmetic) {
+  if (arithmetic == Arithmetic::float64) {
     launch_for_dtype<double>(args, cuda_stream);
   } else {
     launch_for_dtype<float>(args, cuda_stream);

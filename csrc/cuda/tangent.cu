@@ -25,7 +25,7 @@ __device__ __forceinline__ void push_row(const TangentArgs& args, int64_t row) {
     return;
   }
   const Acc row_max = per_row<Acc>(args.row_max, row);
-  const Acc log_sum = per_row<Acc>(args.log_sum, row);
+  const Acc log_sum = log_sum_of<Acc>(args, row);
   const Acc mean = mean_of_row<T, Acc>(rows, args.tangent, row, row_max, log_sum, groups);
   if (threadIdx.x == 0) {
     const int64_t target = rows.token_ids[row] * args.tangent.column_stride;
@@ -54,9 +54,9 @@ void launch_for_dtype(const TangentArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-void launch_tangent(const TangentArgs& args, bool double_arithmetic, void* stream) {
+void launch_tangent(const TangentArgs& args, Arithmetic arithmetic, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  if (double_arithmetic) {
+  if (arithmetic == Arithmetic::float64) {
     launch_for_dtype<double>(args, cuda_stream);
   } else {
     launch_for_dtype<float>(args, cuda_stream);

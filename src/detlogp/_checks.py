@@ -18,7 +18,7 @@ INTEGER_DTYPES = frozenset(
     )
 )
 ON_INVALID = ("zero", "nan", "raise")
-CONTRACTS = ("locked",)
+CONTRACTS = ("locked", "exact")
 
 
 def check_options(contract: str, on_invalid: str) -> None:

@@ -36,14 +36,19 @@ row_sum_op = torch.ops.detlogp.row_sum.default
 # How the operators are told a dtype: a number, which is cheaper to pass than a torch.dtype.
 DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(FLOAT_DTYPES)}
 
+# And an arithmetic: Arithmetic of csrc/core/args.h. Statistics tell theirs by their dtypes: the
+# exact contract keeps m in float32 and log(s) in float64.
+FLOAT32, FLOAT64, EXACT = range(3)
+
 
 def _per_row(logits: Tensor, dtype: torch.dtype) -> Tensor:
     return logits.new_empty(logits.shape[:-1], dtype=dtype)
 
 
-def _stats(logits: Tensor, lse_dtype: int, double_arithmetic: bool) -> list[Tensor]:
-    compute_dtype = torch.float64 if double_arithmetic else torch.float32
-    return [_per_row(logits, t) for t in (FLOAT_DTYPES[lse_dtype], compute_dtype, compute_dtype)]
+def _stats(logits: Tensor, lse_dtype: int, arithmetic: int) -> list[Tensor]:
+    row_max = torch.float64 if arithmetic == FLOAT64 else torch.float32
+    log_sum = torch.float32 if arithmetic == FLOAT32 else torch.float64
+    return [_per_row(logits, t) for t in (FLOAT_DTYPES[lse_dtype], row_max, log_sum)]
 
 
 @torch.library.register_fake("detlogp::logp")
@@ -52,7 +57,7 @@ def _(
     token_ids: Tensor,
     mask: Tensor | None = None,
     dtype: int = DTYPE_NUMBERS[torch.float32],
-    double_arithmetic: bool = False,
+    arithmetic: int = FLOAT32,
     nan_for_invalid: bool = False,
 ) -> Tensor:
     _checks.check_tensors(logits, token_ids)
@@ -66,11 +71,11 @@ def _(
     mask: Tensor | None,
     dtype: int,
     lse_dtype: int,
-    double_arithmetic: bool,
+    arithmetic: int,
     nan_for_invalid: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _checks.check_tensors(logits, token_ids)
-    lse, row_max, log_sum = _stats(logits, lse_dtype, double_arithmetic)
+    lse, row_max, log_sum = _stats(logits, lse_dtype, arithmetic)
     return _per_row(logits, FLOAT_DTYPES[dtype]), lse, row_max, log_sum
 
 
@@ -80,12 +85,12 @@ def _(
     token_ids: Tensor,
     mask: Tensor | None,
     lse_dtype: int,
-    double_arithmetic: bool,
+    arithmetic: int,
     nan_for_invalid: bool,
     out: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _checks.check_tensors(logits, token_ids)
-    lse, row_max, log_sum = _stats(logits, lse_dtype, double_arithmetic)
+    lse, row_max, log_sum = _stats(logits, lse_dtype, arithmetic)
     return lse, row_max, log_sum
 
 

@@ -9,7 +9,7 @@ from torch.compiler import is_compiling
 from detlogp import _checks
 from detlogp._first_order import FirstOrder, InPlace, check_inplace_backward
 from detlogp._guards import call, is_transformed
-from detlogp._native import DTYPE_NUMBERS, logp_op, logp_with_stats_op
+from detlogp._native import DTYPE_NUMBERS, EXACT, FLOAT32, FLOAT64, logp_op, logp_with_stats_op
 from detlogp._out import check_out, copy_out, write_out
 from detlogp.primitives.score import Score
 
@@ -104,7 +104,9 @@ def logp(
             bfloat16 for float32 arithmetic and one rounding (float64 logits are then rounded to
             float32 first). Default: double arithmetic for float64 logits, float32 otherwise, and a
             result of that type.
-        contract: the order of additions; "locked" is the only one so far.
+        contract: how the sum is taken. "locked": float32 additions in a fixed order; on CUDA the
+            recorded bits. "exact": whole numbers, whose sum has no order; the same bits on the CPU
+            and on every GPU, and a smaller error. Not in double arithmetic.
         return_lse: also return lse[r] = m + log(s), of the dtype that `dtype` says.
         on_invalid: what a bad id in a selected row gives: "zero"; "nan", a NaN logp with the same
             lse and gradient; or "raise", a ValueError before anything is written, which costs a
@@ -143,20 +145,20 @@ def logp(
     )
 
 
-def _arithmetic(source: torch.dtype, dtype: torch.dtype | None) -> tuple[int, bool]:
+def _arithmetic(source: torch.dtype, dtype: torch.dtype | None) -> tuple[int, int]:
     in_double = (dtype or source) is torch.float64
     result = dtype or (torch.float64 if in_double else torch.float32)
-    return DTYPE_NUMBERS[result], in_double
+    return DTYPE_NUMBERS[result], FLOAT64 if in_double else FLOAT32
 
 
-# From the logits' dtype and `dtype`: the result's dtype, and whether the arithmetic is double. A
+# From the logits' dtype and `dtype`: the result's dtype, and the locked contract's arithmetic. A
 # table, because every eager call pays for it, and because what is not in it is an error.
 _ARITHMETIC = {
     (source, dtype): _arithmetic(source, dtype)
     for source in _checks.FLOAT_DTYPES
     for dtype in (None, *_checks.FLOAT_DTYPES)
 }
-_DEFAULT_OPTIONS = (DTYPE_NUMBERS[torch.float32], False, False)
+_DEFAULT_OPTIONS = (DTYPE_NUMBERS[torch.float32], FLOAT32, False)
 
 
 def score(
@@ -173,12 +175,19 @@ def score(
 ) -> Tensor | LogpResult:
     """`logp`, whose arithmetic's type, float32 or float64, may be stated in place of `dtype`."""
     try:
-        lse_number, in_double = _ARITHMETIC[compute_dtype or logits.dtype, dtype]
+        lse_number, arithmetic = _ARITHMETIC[compute_dtype or logits.dtype, dtype]
     except (AttributeError, KeyError, TypeError):
         raise _checks.dtype_error(logits, dtype) from None
     if contract != "locked" or on_invalid != "zero":
         _checks.check_options(contract, on_invalid)
-    options = (lse_number, in_double, on_invalid == "nan")
+        if contract == "exact":
+            if arithmetic == FLOAT64:
+                raise ValueError(
+                    "contract must be 'locked' in double arithmetic (float64 logits, or "
+                    "dtype=torch.float64), got 'exact'; dtype=torch.float32 asks for float32"
+                )
+            arithmetic = EXACT
+    options = (lse_number, arithmetic, on_invalid == "nan")
     ids = _checks.to_ids(token_ids)
     mask = None if rows is None else _checks.to_mask(rows, logits)
     transformed = is_transformed(logits)

@@ -17,7 +17,7 @@ class DeterministicLogp:
     Shapes: logits [..., V], token_ids [...], row_indices [M], output [...]; results [...], in nats.
 
     Args:
-        contract: the order of additions; "locked" is the only one so far.
+        contract: "locked" or "exact", as for `detlogp.logp`. The names that say fp64 need "locked".
 
     Raises: what `detlogp.logp` raises, under the names given there.
 

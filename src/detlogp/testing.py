@@ -133,21 +133,30 @@ def cuda_layout(name: str) -> Iterator[None]:
         select_cuda_layout("auto")
 
 
-# ---- error bounds: proofs are on the contract page of the documentation --------------------------
+# ---- error bounds: proofs are on the contracts' pages of the documentation -----------------------
+
+# The exact contract's exponential of a reduced argument, relative: measured over every float.
+_EXACT_EXP_ERROR = 1.22 * 2.0**-24
+# How much its log 2, a float, is too large.
+_EXACT_LOG2_EXCESS = 1.9047e-9
 
 
 def logp_error_bound(
-    logits: Tensor, token_ids: Tensor, dtype: torch.dtype = torch.float32
+    logits: Tensor,
+    token_ids: Tensor,
+    dtype: torch.dtype = torch.float32,
+    contract: str = "locked",
 ) -> Tensor:
-    """Largest |logp - exact| that the locked contract allows for each row, in nats.
+    """Largest |logp - exact| that a contract allows for each row, in nats.
 
-    Holds on the CPU and on CUDA: exp may be off by 2 ulp, log by 1.
+    Holds on the CPU and on CUDA. Locked: exp may be off by 2 ulp, log by 1.
 
     Args:
         logits: [..., V], as the arithmetic reads them (float64 logits of a float32 call: rounded to
             float32 first); finite or -inf, with at least one finite logit a row.
         token_ids: [...], int64, in range.
         dtype: the result's; float64 stands for double arithmetic. The result must not overflow it.
+        contract: "locked" or "exact".
 
     Returns:
         [...], float64.
@@ -158,36 +167,68 @@ def logp_error_bound(
     exact = reference.logp(logits, token_ids)
     row_max = x.amax(-1)
     log_sum = exact.lse - row_max
-    gap = (row_max.unsqueeze(-1) - x).nan_to_num(posinf=0.0)
-    mean_gap = (reference.probability(logits) * gap).sum(-1)
-    # Rounded additions that a term meets: its lane's (the first is exact) and 9 of the tree's 10.
-    additions = -(-vocab // lanes(vocab)) + 8
-    of_sum = unit * (additions + mean_gap + 4.0) + vocab * 2.0**-126
-    of_target = row_max - x.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
-    bound = unit * (of_target.abs() + 2.0 * log_sum + exact.logp.abs()) + of_sum
+    probability = reference.probability(logits)
+    of_target = (row_max - x.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)).abs()
+    if contract == "exact":
+        of_double = 2.0**-50 * (1.0 + of_target + log_sum)
+        bound = unit * exact.logp.abs() + _exact_sum_error(probability) + of_double
+    else:
+        gap = (row_max.unsqueeze(-1) - x).nan_to_num(posinf=0.0)
+        mean_gap = (probability * gap).sum(-1)
+        # Rounded additions that a term meets: its lane's (the first is exact), 9 of the tree's 10.
+        additions = -(-vocab // lanes(vocab)) + 8
+        of_sum = unit * (additions + mean_gap + 4.0) + vocab * 2.0**-126
+        bound = unit * (of_target + 2.0 * log_sum + exact.logp.abs()) + of_sum
     # 1%: products of two roundings.
     bound = 1.01 * bound.nan_to_num(posinf=0.0)
     return bound + rounding_bound(exact.logp.abs() + bound, dtype)
 
 
 def gradient_error_bound(
-    probability: Tensor, magnitude: Tensor, gradient: Tensor, dtype: torch.dtype
+    probability: Tensor,
+    magnitude: Tensor,
+    gradient: Tensor,
+    dtype: torch.dtype,
+    contract: str = "locked",
 ) -> Tensor:
-    """Largest |gradient - exact| that the locked contract allows for each element.
+    """Largest |gradient - exact| that a contract allows for each element.
 
     Args:
         probability: [..., V], float64, exact.
         magnitude: [...], |grad_logp| + |grad_lse|.
         gradient: [..., V], the exact gradient, for the rounding to a half type.
         dtype: the logits'; float64 stands for double arithmetic.
+        contract: "locked" or "exact".
+
+    Returns:
+        [..., V], float64.
     """
     vocab = probability.shape[-1]
     unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
-    steps = -(-vocab // lanes(vocab)) + math.log(vocab) + 16
-    per_unit = 1.01 * unit * (4.0 + probability * steps)
+    if contract == "exact":
+        of_sum = _exact_sum_error(probability).unsqueeze(-1)
+        binades = (probability.amax(-1, keepdim=True) / probability).log2() + 1.0
+        of_exp = _EXACT_EXP_ERROR + 2.0 * unit + _EXACT_LOG2_EXCESS * binades
+        relative = (probability * (of_exp + of_sum)).nan_to_num()  # 0 where p is
+        per_unit = 1.01 * (4.0 * unit + relative) + 2.0**-124
+    else:
+        steps = -(-vocab // lanes(vocab)) + math.log(vocab) + 16
+        per_unit = 1.01 * unit * (4.0 + probability * steps)
     # Two roundings to a subnormal of the arithmetic's type.
     bound = magnitude.double().unsqueeze(-1) * per_unit + 2.0**-149
     return bound + rounding_bound(gradient.abs() + bound, dtype)
+
+
+def _exact_sum_error(probability: Tensor) -> Tensor:
+    """What log(s) may be off in the exact contract, [...], from the exact probabilities."""
+    vocab = probability.shape[-1]
+    largest = probability.amax(-1)
+    others = 1.0 - largest
+    # sum_v p log2(p_max / p): how many powers of 2 the terms lie below the max, on average.
+    below = (probability * (largest.unsqueeze(-1) / probability).log2()).nan_to_num().sum(-1)
+    quantum = 2.0 ** -min(43, 63 - (vocab - 1).bit_length())
+    of_terms = _EXACT_EXP_ERROR * others + _EXACT_LOG2_EXCESS * (below + others)
+    return of_terms + 0.712 * vocab * quantum * largest
 
 
 def rounding_bound(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,7 @@
 // The books: the lister finds the rows that are scored, the finisher ends each with its result.
 #pragma once
 
+#include "core/exact.h"
 #include "cuda/lanes.h"
 #include "cuda/ring/shape.h"
 
@@ -8,17 +9,15 @@ namespace detlogp::cuda::ring {
 
 // The scored rows go round the clusters; every block of a cluster finds the same ones. Rows that are
 // not scored are stored here, and never enter the ring.
-template <class T, int C>
+template <class S>
 class Lister {
  public:
-  using S = Shape<T, C>;
-
-  __device__ __forceinline__ Lister(const Block<T, C>& block, const ForwardArgs& args)
+  __device__ __forceinline__ Lister(const Block<S>& block, const ForwardArgs& args)
       : block_(block),
         args_(args),
         lane_(threadIdx.x % 32),
-        cluster_(blockIdx.x / C),
-        clusters_(gridDim.x / C),
+        cluster_(blockIdx.x / S::kCluster),
+        clusters_(gridDim.x / S::kCluster),
         wanted_(cluster_) {
     ask();
     look();
@@ -46,16 +45,16 @@ class Lister {
     }
     const bool has_row = info.row >= 0;
     if (has_row) {
-      info.begin = reinterpret_cast<const char*>(row_of<T>(args_.rows, info.row));
+      info.begin = reinterpret_cast<const char*>(row_of<typename S::Logit>(args_.rows, info.row));
     }
-    Shared<T, C>& shared = block_.shared;
+    Shared<S>& shared = block_.shared;
     const int slot = slot_.slot;
     wait(shared.ended[slot], slot_.parity);
     if (lane_ == 0) {
       shared.info[slot] = info;
       if (has_row) {
         arrive_and_expect(shared.full[slot], sizeof(shared.max[0]));
-        arrive_and_expect(shared.done[slot], sizeof(shared.group[0]));
+        arrive_and_expect(shared.done[slot], sizeof(shared.sums.of_row[0]));
       }
       arrive(shared.listed[slot]);
     }
@@ -66,7 +65,7 @@ class Lister {
   }
 
  private:
-  static constexpr int kWords = C == 2 ? 8 : 4;  // looked at a time
+  static constexpr int kWords = S::kCluster == 2 ? 8 : 4;  // looked at a time
   static constexpr int kRows = 32 * kWords;
 
   // Asks for what tells whether the next rows are scored, one of each 32 a lane. No load waits for
@@ -118,70 +117,92 @@ class Lister {
     turn_ = turn_ + 1 == clusters_ ? 0 : turn_ + 1;
   }
 
-  const Block<T, C>& block_;
+  const Block<S>& block_;
   const ForwardArgs& args_;
   int lane_;
   int cluster_;
   int clusters_;
-  int64_t asked_ = 0;             // rows asked for so far
-  int64_t asked_id_[kWords];      // of the latest of them
+  int64_t asked_ = 0;         // rows asked for so far
+  int64_t asked_id_[kWords];  // of the latest of them
   bool asked_selected_[kWords];
-  int64_t first_ = 0;             // the first row that was looked at
-  int token_id_[kWords];          // of these rows
-  uint32_t scored_[kWords];       // a bit for each
-  int count_ = 0;                 // of these bits
+  int64_t first_ = 0;          // the first row that was looked at
+  int token_id_[kWords];       // of these rows
+  uint32_t scored_[kWords];    // a bit for each
+  int count_ = 0;              // of these bits
   int64_t scored_before_ = 0;  // rows before them
   int64_t wanted_;             // the next row of this cluster, counted among the scored ones
   int turn_ = 0;
   Cursor slot_{0, 1};
 };
 
-template <class T, int C>
+template <class S>
 class Finisher {
  public:
-  using S = Shape<T, C>;
-
-  __device__ __forceinline__ Finisher(const Block<T, C>& block, const ForwardArgs& args)
+  __device__ __forceinline__ Finisher(const Block<S>& block, const ForwardArgs& args)
       : block_(block), args_(args) {
   }
 
   // Ends the next row, once it is summed. Returns false when there is none.
   __device__ __forceinline__ bool finish() {
-    Shared<T, C>& shared = block_.shared;
+    using T = typename S::Logit;
+    Shared<S>& shared = block_.shared;
     const int slot = row_.slot;
-    const int lane = threadIdx.x % 32;
     wait(shared.listed[slot], row_.parity);
     const RowInfo info = shared.info[slot];
     if (info.row < 0) {
       return false;
     }
     const T target = reinterpret_cast<const T*>(info.begin)[info.token_id];
-    wait_for_cluster<C>(shared.done[slot], row_.parity);
-    const float sum = fold_warp(lane < kGroups ? shared.group[slot][lane] : 0.0f);
-    if (lane == 0) {
+    wait_for_cluster<S::kCluster>(shared.done[slot], row_.parity);
+    const auto sum = sum_of_row(shared.sums.of_row[slot]);
+    if (threadIdx.x % 32 == 0) {
       if (storing_rank_ == block_.rank) {
-        store_scored_row(args_, info.row, to_acc<float>(target), shared.row_max[slot], log_of(sum));
+        store(info.row, to_acc<float>(target), shared.row_max[slot], sum);
       }
       arrive(shared.ended[slot]);
     }
-    storing_rank_ = storing_rank_ + 1 == C ? 0 : storing_rank_ + 1;
+    storing_rank_ = storing_rank_ + 1 == S::kCluster ? 0 : storing_rank_ + 1;
     row_.advance(S::kRowSlots);
     return true;
   }
 
  private:
-  const Block<T, C>& block_;
+  __device__ __forceinline__ static float sum_of_row(const float (&group)[kGroups]) {
+    const int lane = threadIdx.x % 32;
+    return fold_warp(lane < kGroups ? group[lane] : 0.0f);
+  }
+
+  template <int Count>
+  __device__ __forceinline__ static uint64_t sum_of_row(const uint64_t (&part)[Count]) {
+    uint64_t sum = 0;
+    for (int i = threadIdx.x % 32; i < Count; i += 32) {
+      sum += part[i];
+    }
+    return fold_warp(sum);
+  }
+
+  __device__ __forceinline__ void store(int64_t row, float target, float row_max, float sum) const {
+    store_scored_row(args_, row, target, row_max, log_of(sum));
+  }
+
+  __device__ __forceinline__ void store(
+      int64_t row, float target, float row_max, uint64_t sum) const {
+    const ExactScale scale = scale_of_sum(row_max, log2_quanta(args_.rows.vocab));
+    store_exact_row(args_, row, target, row_max, scale, sum);
+  }
+
+  const Block<S>& block_;
   const ForwardArgs& args_;
   Cursor row_;
   int storing_rank_ = 0;  // the blocks of a cluster take turns
 };
 
 // Both in one warp: where rows are long, a second warp would cost the others registers.
-template <class T, int C>
-__device__ __forceinline__ void keep_books(Lister<T, C>& lister, Finisher<T, C>& finisher) {
+template <class S>
+__device__ __forceinline__ void keep_books(Lister<S>& lister, Finisher<S>& finisher) {
   bool more = true;
   for (int ahead = 0; more || ahead > 0;) {
-    if (more && ahead < Shape<T, C>::kRowSlots) {
+    if (more && ahead < S::kRowSlots) {
       more = lister.list();
       ahead += more ? 1 : 0;
     } else {

@@ -16,11 +16,10 @@ struct Step {
 
 // Where the first 16-byte piece of a lane lies, in a stage and in memory counted from the slice; and
 // f(how much further) for each of its pieces.
-template <class T, int C>
+template <class S>
 struct Pieces {
-  using S = Shape<T, C>;
   static constexpr int kPieces = S::kSliceBytes / 16;
-  static constexpr int kPeriodBytes = kLanes * static_cast<int>(sizeof(T));
+  static constexpr int kPeriodBytes = kLanes * static_cast<int>(sizeof(typename S::Logit));
 
   int place;
   int offset;
@@ -54,10 +53,8 @@ struct Pieces {
 };
 
 // A row in memory, as this block's stages hold it.
-template <class T, int C>
+template <class S>
 struct Source {
-  using S = Shape<T, C>;
-
   const char* begin;
   const char* end;
   const char* slice;  // where period 0 of this block's slice begins, rounded down to 16 bytes
@@ -66,8 +63,8 @@ struct Source {
   int first_inner;
   int last_inner;
 
-  __device__ __forceinline__ Source(const Block<T, C>& block, const char* row)
-      : begin(row), end(row + static_cast<int64_t>(block.vocab) * sizeof(T)) {
+  __device__ __forceinline__ Source(const Block<S>& block, const char* row)
+      : begin(row), end(row + static_cast<int64_t>(block.vocab) * sizeof(typename S::Logit)) {
     const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16);
     slice = row - shift + block.rank * S::kSliceBytes;
     is_shifted = shift != 0;
@@ -75,19 +72,19 @@ struct Source {
     last_inner = (block.vocab - (is_shifted ? 16 : 0)) / S::kStageColumns;
   }
   __device__ __forceinline__ const char* of_stage(int stage) const {
-    return slice + static_cast<int64_t>(stage) * (S::kStageColumns * static_cast<int>(sizeof(T)));
+    return slice + static_cast<int64_t>(stage) *
+                       (S::kStageColumns * static_cast<int>(sizeof(typename S::Logit)));
   }
   __device__ __forceinline__ bool is_inner(int stage) const {
     return stage >= first_inner && stage < last_inner;
   }
 };
 
-template <class T, int C>
-__device__ __forceinline__ void copy_rows(const Block<T, C>& block, int warp) {
-  using S = Shape<T, C>;
-  Shared<T, C>& shared = block.shared;
+template <class S>
+__device__ __forceinline__ void copy_rows(const Block<S>& block, int warp) {
+  Shared<S>& shared = block.shared;
   const int lane = threadIdx.x % 32;
-  const Pieces<T, C> pieces(lane);
+  const Pieces<S> pieces(lane);
   const bool has_last = lane < S::kPeriods;
   Cursor row;
   Cursor fill{warp, 1};
@@ -98,7 +95,7 @@ __device__ __forceinline__ void copy_rows(const Block<T, C>& block, int warp) {
     if (info.row < 0) {
       return;
     }
-    const Source<T, C> source(block, info.begin);
+    const Source<S> source(block, info.begin);
     for (; stage < block.stages_per_row; stage += S::kCopyWarps) {
       wait(shared.empty[fill.slot], fill.parity);
       const char* from = source.of_stage(stage);

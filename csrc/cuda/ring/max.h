@@ -7,33 +7,40 @@
 
 namespace detlogp::cuda::ring {
 
-// The max of 16-byte pieces; a NaN is passed over, as fmaxf does.
-template <class T>
+// The max of 16-byte pieces. Locked: from the lowest finite number, and a NaN is passed over; exact: from
+// -inf, and a NaN stays.
+template <class T, bool KeepsNan>
 struct PieceMax;
 
-template <>
-struct PieceMax<float> {
+template <bool KeepsNan>
+__device__ __forceinline__ float start_of_max() {
+  return KeepsNan ? __uint_as_float(0xff800000u) : lowest<float>();
+}
+
+template <bool KeepsNan>
+struct PieceMax<float, KeepsNan> {
   float value[4];
 
   __device__ __forceinline__ void reset() {
-    value[0] = value[1] = value[2] = value[3] = lowest<float>();
+    value[0] = value[1] = value[2] = value[3] = start_of_max<KeepsNan>();
   }
   __device__ __forceinline__ void take(uint4 piece) {
-    value[0] = fmaxf(value[0], __uint_as_float(piece.x));
-    value[1] = fmaxf(value[1], __uint_as_float(piece.y));
-    value[2] = fmaxf(value[2], __uint_as_float(piece.z));
-    value[3] = fmaxf(value[3], __uint_as_float(piece.w));
+    value[0] = larger_of<KeepsNan>(value[0], __uint_as_float(piece.x));
+    value[1] = larger_of<KeepsNan>(value[1], __uint_as_float(piece.y));
+    value[2] = larger_of<KeepsNan>(value[2], __uint_as_float(piece.z));
+    value[3] = larger_of<KeepsNan>(value[3], __uint_as_float(piece.w));
   }
   __device__ __forceinline__ void take_element(float x) {
-    value[0] = fmaxf(value[0], x);
+    value[0] = larger_of<KeepsNan>(value[0], x);
   }
   __device__ __forceinline__ float result() const {
-    return fmaxf(fmaxf(value[0], value[1]), fmaxf(value[2], value[3]));
+    return larger_of<KeepsNan>(
+        larger_of<KeepsNan>(value[0], value[1]), larger_of<KeepsNan>(value[2], value[3]));
   }
 };
 
 // Two elements at a time; those of an edge, one by one, in `edge`.
-template <class T, class Pair>
+template <class T, class Pair, bool KeepsNan>
 struct PackedMax {
   Pair value[4];
   float edge;
@@ -43,60 +50,68 @@ struct PackedMax {
     for (Pair& v : value) {
       memcpy(&v, &kMinusInfinities, sizeof(Pair));
     }
-    edge = lowest<float>();
+    edge = start_of_max<KeepsNan>();
   }
   __device__ __forceinline__ void take(uint4 piece) {
     Pair pair[4];
     memcpy(pair, &piece, sizeof(piece));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      value[i] = __hmax2(value[i], pair[i]);
+      value[i] = larger_pair(value[i], pair[i]);
     }
   }
   __device__ __forceinline__ void take_element(T x) {
-    edge = fmaxf(edge, to_acc<float>(x));
+    edge = larger_of<KeepsNan>(edge, to_acc<float>(x));
   }
   __device__ __forceinline__ float result() const {
-    const Pair pair = __hmax2(__hmax2(value[0], value[1]), __hmax2(value[2], value[3]));
+    const Pair pair = larger_pair(larger_pair(value[0], value[1]), larger_pair(value[2], value[3]));
     T element[2];
     memcpy(element, &pair, sizeof(pair));
-    return fmaxf(edge, fmaxf(to_acc<float>(element[0]), to_acc<float>(element[1])));
+    return larger_of<KeepsNan>(
+        edge, larger_of<KeepsNan>(to_acc<float>(element[0]), to_acc<float>(element[1])));
+  }
+
+ private:
+  __device__ __forceinline__ static Pair larger_pair(Pair a, Pair b) {
+    return KeepsNan ? __hmax2_nan(a, b) : __hmax2(a, b);
   }
 };
 
-template <>
-struct PieceMax<Half> : PackedMax<Half, __half2> {};
+template <bool KeepsNan>
+struct PieceMax<Half, KeepsNan> : PackedMax<Half, __half2, KeepsNan> {};
 
-template <>
-struct PieceMax<BFloat16> : PackedMax<BFloat16, __nv_bfloat162> {};
+template <bool KeepsNan>
+struct PieceMax<BFloat16, KeepsNan> : PackedMax<BFloat16, __nv_bfloat162, KeepsNan> {};
+
+template <class S>
+using MaxOf = PieceMax<typename S::Logit, S::kIsExact>;
 
 // The part of a piece that is the row's. `piece` is where it lies in memory, `data` where it is now.
-template <class T, int C>
+template <class S>
 __device__ __forceinline__ void take_edge(
-    PieceMax<T>& max, const Source<T, C>& source, const char* piece, const char* data) {
+    MaxOf<S>& max, const Source<S>& source, const char* piece, const char* data) {
   const int64_t first = source.begin - piece;
   const int64_t last = source.end - piece;
   if (first <= 0 && last >= 16) {
     max.take(*reinterpret_cast<const uint4*>(data));
   } else if (first < 16 && last > 0) {
 #pragma unroll 1
-    for (int e = 0; e < 16; e += sizeof(T)) {
+    for (int e = 0; e < 16; e += sizeof(typename S::Logit)) {
       if (e >= first && e < last) {
-        max.take_element(*reinterpret_cast<const T*>(data + e));
+        max.take_element(*reinterpret_cast<const typename S::Logit*>(data + e));
       }
     }
   }
 }
 
-template <class T, int C>
-__device__ __forceinline__ void max_of_rows(const Block<T, C>& block, int warp) {
-  using S = Shape<T, C>;
-  Shared<T, C>& shared = block.shared;
+template <class S>
+__device__ __forceinline__ void max_of_rows(const Block<S>& block, int warp) {
+  Shared<S>& shared = block.shared;
   const int lane = threadIdx.x % 32;
-  const Pieces<T, C> pieces(lane);
+  const Pieces<S> pieces(lane);
   const bool has_last = lane < S::kPeriods;
   const int place_of_max = block.rank * S::kMaxWarps + warp;
-  PieceMax<T> max;
+  MaxOf<S> max;
   Cursor row;
   Cursor take{warp, 0};
   int stage = warp;
@@ -106,7 +121,7 @@ __device__ __forceinline__ void max_of_rows(const Block<T, C>& block, int warp) 
     if (info.row < 0) {
       return;
     }
-    const Source<T, C> source(block, info.begin);
+    const Source<S> source(block, info.begin);
     max.reset();
     for (; stage < block.stages_per_row; stage += S::kMaxWarps) {
       wait(shared.arrived[take.slot], take.parity);
@@ -131,8 +146,8 @@ __device__ __forceinline__ void max_of_rows(const Block<T, C>& block, int warp) 
       take.advance(S::kStages, S::kMaxWarps);
     }
     stage -= block.stages_per_row;
-    const float value = max_of_warp(max.result());
-    if (lane < C) {
+    const float value = max_of_warp<S::kIsExact>(max.result());
+    if (lane < S::kCluster) {
       send(&shared.max[row.slot][place_of_max], shared.full[row.slot], lane, value);
     }
     row.advance(S::kRowSlots);

@@ -2,6 +2,8 @@
 // has the picture).
 #pragma once
 
+#include <type_traits>
+
 #include "core/row.h"
 #include "cuda/barrier.h"
 #include "cuda/device.h"
@@ -12,10 +14,14 @@ namespace detlogp::cuda::ring {
 constexpr int kLanes = kMaxLanes;
 constexpr int kGroups = kLanes / kGroup;
 
-// What a block of a cluster of C holds of each period, and who works on it.
-template <class T, int C>
+// What a block of a cluster of C holds of each period, and who works on it, for logits of type T.
+template <class T, int C, bool IsExact>
 struct Shape {
-  using Policy = RingPolicy<sizeof(T)>;
+  using Logit = T;
+  using Policy = RingPolicy<sizeof(T), IsExact>;
+
+  static constexpr int kCluster = C;
+  static constexpr bool kIsExact = IsExact;  // the contract
 
   static constexpr int kBlockLanes = kLanes / C;
   static constexpr int kSliceBytes = kBlockLanes * static_cast<int>(sizeof(T));
@@ -33,7 +39,9 @@ struct Shape {
   static constexpr int kPeriods = kTermPeriods < kBytePeriods ? kTermPeriods : kBytePeriods;
   static constexpr int kStageColumns = kPeriods * kLanes;
   static constexpr int kStageBytes = kPeriods * kPitch;
-  static constexpr int kOtherBytes = C == 1 ? 8192 : 4352;  // at least sizeof(Shared)
+  static constexpr int kOtherBytes = C == 1    ? 8192
+                                     : IsExact ? 6144
+                                               : 4352;  // at least sizeof(Shared)
   static constexpr int kStages = (Policy::kSharedBytes - kOtherBytes) / kStageBytes;
   static constexpr int kRowSlots = C == 1 ? 8 : 4;
 
@@ -52,16 +60,26 @@ struct RowInfo {
   const char* begin;
 };
 
-template <class T, int C>
-struct Shared {
-  using S = Shape<T, C>;
-
-  // The lane sums on their way to a set, and a barrier a warp.
+// Locked: the lane sums on their way to a set, and a barrier a warp; of a row, the sums of its groups.
+template <class S>
+struct LockedSums {
   struct Turn {
     Barrier passed[S::kSetThreads / 32];
     float sum[S::kThreadLanes][S::kSetThreads];
   };
 
+  Turn turn[S::kSets];
+  float of_row[S::kRowSlots][kGroups];
+};
+
+// Exact: of a row, the sums of all summing warps.
+template <class S>
+struct ExactSums {
+  uint64_t of_row[S::kRowSlots][S::kCluster * S::kSumWarps];
+};
+
+template <class S>
+struct Shared {
   Barrier listed[S::kRowSlots];
   Barrier full[S::kRowSlots];
   Barrier done[S::kRowSlots];
@@ -69,10 +87,9 @@ struct Shared {
   Barrier arrived[S::kStages];
   Barrier empty[S::kStages];
   RowInfo info[S::kRowSlots];
-  float max[S::kRowSlots][C * S::kMaxWarps];
-  float group[S::kRowSlots][kGroups];
+  float max[S::kRowSlots][S::kCluster * S::kMaxWarps];
   float row_max[S::kRowSlots];
-  Turn turn[S::kSets];
+  std::conditional_t<S::kIsExact, ExactSums<S>, LockedSums<S>> sums;
 };
 
 // A position in a ring, and the parity of the barrier there in this round.
@@ -89,11 +106,9 @@ struct Cursor {
   }
 };
 
-template <class T, int C>
+template <class S>
 struct Block {
-  using S = Shape<T, C>;
-
-  Shared<T, C>& shared;
+  Shared<S>& shared;
   char* ring;
   int vocab;
   int rank;

@@ -9,34 +9,28 @@
 #pragma once
 
 #include "cuda/exp.h"
-#include "cuda/ring/logits.h"
-#include "cuda/ring/shape.h"
+#include "cuda/ring/reader.h"
 
 namespace detlogp::cuda::ring {
 
-template <class T, int C>
+template <class S>
 class Summer {
  public:
-  using S = Shape<T, C>;
-
-  __device__ __forceinline__ Summer(const Block<T, C>& block, int thread)
+  __device__ __forceinline__ Summer(const Block<S>& block, int thread)
       : block_(block),
+        reader_(block, thread),
         thread_(thread % S::kSetThreads),
         set_(thread / S::kSetThreads),
-        arrived_(in_register(shared_address(block.shared.arrived))),
-        first_column_(block.rank * S::kBlockLanes + kThreadLanes * thread_),
-        take_{set_, 0},
         turn_parity_(set_ == 0 ? 1 : 0) {
     const auto turn = [&](int set) {
-      return in_register(shared_address(&block.shared.turn[set]));
+      return in_register(shared_address(&block.shared.sums.turn[set]));
     };
     mine_ = turn(set_);
     next_ = turn(set_ + 1 == S::kSets ? 0 : set_ + 1);
-    ring_ = in_register(shared_address(block.ring) + thread_ * kBytes);
   }
 
   __device__ __forceinline__ void run() {
-    Shared<T, C>& shared = block_.shared;
+    Shared<S>& shared = block_.shared;
     Cursor row;
     int stage = set_;
     while (true) {
@@ -45,13 +39,9 @@ class Summer {
       if (info.row < 0) {
         return;
       }
-      shift_ = static_cast<int>(reinterpret_cast<uintptr_t>(info.begin) % 16);
-      wait_for_cluster<C>(shared.full[row.slot], row.parity);
-      row_max_ = shared.max[row.slot][0];
-#pragma unroll
-      for (int i = 1; i < C * S::kMaxWarps; ++i) {
-        row_max_ = fmaxf(row_max_, shared.max[row.slot][i]);
-      }
+      reader_.begin(info);
+      wait_for_cluster<S::kCluster>(shared.full[row.slot], row.parity);
+      row_max_ = max_of_row(shared, row.slot);
       for (; stage < block_.stages_per_row; stage += S::kSets) {
         add_stage(stage, row.slot);
       }
@@ -62,42 +52,15 @@ class Summer {
 
  private:
   static constexpr int kThreadLanes = S::kThreadLanes;
-  static constexpr int kBytes = kThreadLanes * sizeof(T);
-  using Columns = Logits<T, kThreadLanes>[S::kPeriods];
+  using Columns = typename StageReader<S>::Columns;
   using Terms = ExpParts[S::kPeriods][kThreadLanes];
   using Sums = float[kThreadLanes];
 
-  // All terms of a stage are made before the sums that they are added to are waited for. The two ways
-  // to make them meet before that wait, so that compilers cannot move their making behind it.
+  // All terms of a stage are made before the sums that they are added to are waited for. The reader's
+  // two ways to make them meet before that wait, so that compilers cannot move their making behind it.
   __device__ __forceinline__ void add_stage(int stage, int row_slot) {
-    const uint32_t barrier = arrived_ + take_.slot * sizeof(Barrier);
-    wait(barrier, take_.parity);
-    const uint32_t from = ring_ + shift_ + take_.slot * S::kStageBytes;
-    const bool is_last = stage + 1 == block_.stages_per_row;
-    Columns columns;
     Terms terms;
-    if (!is_last && shift_ % kBytes == 0) {
-#pragma unroll
-      for (int p = 0; p < S::kPeriods; ++p) {
-        columns[p].load(from + p * S::kPitch);
-      }
-      release(barrier);
-      make(terms, columns);
-    } else {
-#pragma unroll
-      for (int p = 0; p < S::kPeriods; ++p) {
-        columns[p].load_shifted(from + p * S::kPitch);
-      }
-      if (is_last) {
-        const int end = block_.vocab - stage * S::kStageColumns - first_column_;
-#pragma unroll
-        for (int p = 0; p < S::kPeriods; ++p) {
-          columns[p].keep(end - p * kLanes);
-        }
-      }
-      release(barrier);
-      make(terms, columns);
-    }
+    reader_.read(stage, [&](const auto& columns) { make(terms, columns); });
     Sums sum;
     receive(sum);
 #pragma unroll
@@ -107,21 +70,13 @@ class Summer {
         sum[l] = __fmaf_rn(terms[p][l].fraction, terms[p][l].power, sum[l]);
       }
     }
-    if (is_last) {
+    if (stage + 1 == block_.stages_per_row) {
       const Sums zero = {};  // for the next row
       pass_on(zero);
       publish(sum, row_slot);
     } else {
       pass_on(sum);
     }
-  }
-
-  __device__ __forceinline__ void release(uint32_t arrived_barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      arrive(arrived_barrier + sizeof(Barrier) * S::kStages);  // the stage's `empty`
-    }
-    take_.advance(S::kStages, S::kSets);
   }
 
   __device__ __forceinline__ void make(Terms& terms, const Columns& columns) const {
@@ -178,11 +133,11 @@ class Summer {
       }
     }
     const float group = __shfl_sync(0xffffffffu, sum[0], 0, kThreads);
-    Shared<T, C>& shared = block_.shared;
+    Shared<S>& shared = block_.shared;
     const int rank = thread_ % kThreads;
-    if (rank < C) {
+    if (rank < S::kCluster) {
       const int index = (block_.rank * S::kBlockLanes + kThreadLanes * thread_) / kGroup;
-      send(&shared.group[slot][index], shared.done[slot], rank, group);
+      send(&shared.sums.of_row[slot][index], shared.done[slot], rank, group);
     }
     if (thread_ == 0) {
       shared.row_max[slot] = row_max_;
@@ -190,17 +145,13 @@ class Summer {
     }
   }
 
-  const Block<T, C>& block_;
+  const Block<S>& block_;
+  StageReader<S> reader_;
   int thread_;
   int set_;
-  uint32_t arrived_;  // addresses in shared memory
-  uint32_t mine_;
+  uint32_t mine_;  // addresses in shared memory
   uint32_t next_;
-  uint32_t ring_;
-  int first_column_;  // in a stage
-  Cursor take_;
   uint32_t turn_parity_;
-  int shift_ = 0;
   float row_max_ = 0;
 };
 

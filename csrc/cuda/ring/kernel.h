@@ -30,24 +30,39 @@
 // summed it, so each max of it was read; no block can send for row i + kRowSlots before. Blocks send to
 // one another by st.async, which completes the barrier that the reader waits on. Before they leave they
 // wait for one another, so nobody sends to a block that is gone.
-#include <array>
-#include <atomic>
-#include <mutex>
+#pragma once
 
+#include "cuda/facts.h"
 #include "cuda/forward.h"
 #include "cuda/ring/clerks.h"
 #include "cuda/ring/copy.h"
+#include "cuda/ring/exact_sum.h"
 #include "cuda/ring/max.h"
 #include "cuda/ring/shape.h"
 #include "cuda/ring/sum.h"
 
-namespace detlogp::cuda {
-namespace ring {
-namespace {
+namespace detlogp::cuda::ring {
 
-template <class T, int C>
-__device__ __forceinline__ void initialize(Shared<T, C>& shared) {
-  using S = Shape<T, C>;
+template <class S>
+__device__ __forceinline__ void initialize(LockedSums<S>& sums) {
+  if (threadIdx.x == 0) {
+    for (auto& turn : sums.turn) {
+      for (Barrier& passed : turn.passed) {
+        init(passed, 1);
+      }
+    }
+  }
+  for (int i = threadIdx.x; i < S::kBlockLanes; i += S::kThreads) {
+    sums.turn[0].sum[i / S::kSetThreads][i % S::kSetThreads] = 0;
+  }
+}
+
+template <class S>
+__device__ __forceinline__ void initialize(ExactSums<S>&) {
+}
+
+template <class S>
+__device__ __forceinline__ void initialize(Shared<S>& shared) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kRowSlots; ++i) {
       init(shared.listed[i], 1);
@@ -59,52 +74,45 @@ __device__ __forceinline__ void initialize(Shared<T, C>& shared) {
       init(shared.arrived[i], 32);
       init(shared.empty[i], S::kSetThreads / 32);
     }
-    for (auto& turn : shared.turn) {
-      for (Barrier& passed : turn.passed) {
-        init(passed, 1);
-      }
-    }
   }
-  for (int i = threadIdx.x; i < S::kBlockLanes; i += S::kThreads) {
-    shared.turn[0].sum[0][i] = 0;
-  }
+  initialize(shared.sums);
 }
 
-template <class T, int C>
-__global__ void __launch_bounds__(Shape<T, C>::kThreads, 1)
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, 1)
     forward_ring_kernel(const __grid_constant__ ForwardArgs args) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
-  using S = Shape<T, C>;
   extern __shared__ __align__(16) char stages[];
-  __shared__ Shared<T, C> shared;
+  __shared__ Shared<S> shared;
   const int vocab = static_cast<int>(args.rows.vocab);
-  const Block<T, C> block{
-      shared, stages, vocab, C > 1 ? rank_in_cluster() : 0,
+  const Block<S> block{
+      shared, stages, vocab, S::kCluster > 1 ? rank_in_cluster() : 0,
       (vocab + S::kStageColumns - 1) / S::kStageColumns};
   initialize(shared);
-  C > 1 ? sync_cluster() : __syncthreads();
+  S::kCluster > 1 ? sync_cluster() : __syncthreads();
   const int warp = threadIdx.x / 32;
   if (warp < S::kSumWarps) {
-    Summer<T, C>(block, threadIdx.x).run();
+    using Sum = std::conditional_t<S::kIsExact, ExactSummer<S>, Summer<S>>;
+    Sum(block, threadIdx.x).run();
   } else if (warp < S::kFirstCopyWarp) {
     max_of_rows(block, warp - S::kSumWarps);
   } else if (warp < S::kLister) {
     copy_rows(block, warp - S::kFirstCopyWarp);
   } else if (S::kClerks == 1) {
-    Lister<T, C> lister(block, args);
-    Finisher<T, C> finisher(block, args);
+    Lister<S> lister(block, args);
+    Finisher<S> finisher(block, args);
     keep_books(lister, finisher);
   } else if (warp == S::kLister) {
-    Lister<T, C> lister(block, args);
+    Lister<S> lister(block, args);
     while (lister.list()) {
     }
   } else {
-    Finisher<T, C> finisher(block, args);
+    Finisher<S> finisher(block, args);
     while (finisher.finish()) {
     }
   }
   __syncwarp();
-  if (C > 1) {
+  if (S::kCluster > 1) {
     sync_cluster();
   }
 #else
@@ -112,15 +120,14 @@ __global__ void __launch_bounds__(Shape<T, C>::kThreads, 1)
 #endif
 }
 
-template <class T, int C>
+template <class S>
 cudaLaunchConfig_t launch_config(int clusters, void* stream, cudaLaunchAttribute* attribute) {
-  using S = Shape<T, C>;
   attribute->id = cudaLaunchAttributeClusterDimension;
-  attribute->val.clusterDim.x = C;
+  attribute->val.clusterDim.x = S::kCluster;
   attribute->val.clusterDim.y = 1;
   attribute->val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(clusters * C);
+  config.gridDim = dim3(clusters * S::kCluster);
   config.blockDim = dim3(S::kThreads);
   config.dynamicSmemBytes = S::kStages * S::kStageBytes;
   config.stream = static_cast<cudaStream_t>(stream);
@@ -129,38 +136,18 @@ cudaLaunchConfig_t launch_config(int clusters, void* stream, cudaLaunchAttribute
   return config;
 }
 
-constexpr int kMaxDevices = 64;
-
-int attribute_of(int device, cudaDeviceAttr attribute) {
-  int value = 0;
-  check(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute");
-  return value;
-}
-
-// Whether this build has the kernel's body for devices of this major version. Without it, PTX of an
-// older architecture would run in its place, and do nothing.
-constexpr bool is_built_for(int major) {
-  for (const int architecture : {__CUDA_ARCH_LIST__}) {
-    if (architecture / 100 == major) {
-      return true;
-    }
-  }
-  return false;
-}
-
 // How many clusters a device runs at a time; 0: it lacks what the kernel is built for.
-template <class T, int C>
+template <class S>
 int count_clusters(int device) {
-  using S = Shape<T, C>;
-  static_assert(sizeof(Shared<T, C>) <= S::kOtherBytes, "the ring leaves room for the barriers");
-  const int major = attribute_of(device, cudaDevAttrComputeCapabilityMajor);
-  if (major < 9 || major >= 12 || !is_built_for(major) ||
-      attribute_of(device, cudaDevAttrMaxSharedMemoryPerBlockOptin) < S::Policy::kSharedBytes) {
+  static_assert(sizeof(Shared<S>) <= S::kOtherBytes, "the ring leaves room for the barriers");
+  const DeviceFacts& facts = facts_of(device);
+  if (facts.major < 9 || facts.major >= 12 || !is_built_for(facts.major) ||
+      facts.shared_bytes < S::Policy::kSharedBytes) {
     return 0;
   }
-  const auto kernel = forward_ring_kernel<T, C>;
+  const auto kernel = forward_ring_kernel<S>;
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = launch_config<T, C>(1, nullptr, &attribute);
+  const cudaLaunchConfig_t config = launch_config<S>(1, nullptr, &attribute);
   const auto bytes = static_cast<int>(config.dynamicSmemBytes);
   check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
@@ -171,86 +158,73 @@ int count_clusters(int device) {
   return clusters;
 }
 
-template <class T, int C>
+template <class S>
 int clusters_at_a_time(int device) {
   static std::array<std::once_flag, kMaxDevices> counted;
   static std::array<int, kMaxDevices> clusters;
-  std::call_once(counted[device], [&] { clusters[device] = count_clusters<T, C>(device); });
+  std::call_once(counted[device], [&] { clusters[device] = count_clusters<S>(device); });
   return clusters[device];
 }
 
-int multiprocessors(int device) {
-  static std::atomic<int> counted[kMaxDevices];
-  int count = counted[device];
-  if (count == 0) {
-    count = attribute_of(device, cudaDevAttrMultiProcessorCount);
-    counted[device] = count;
-  }
-  return count;
-}
-
 // A row must fit into the ring of its cluster, or its max would never be known.
-template <class T, int C>
+template <class S>
 bool fits(int64_t vocab, double share) {
-  using S = Shape<T, C>;
   return vocab <= static_cast<int64_t>(share * S::kStages) * S::kStageColumns;
 }
 
 // Launches with the fewest blocks a row that leave the ring room for the next row; with more where all
 // rows then still run at a time. Returns false, and does nothing, where no C serves.
-template <class T, int C>
+template <class S>
 bool launch(const ForwardArgs& args, void* stream, int device, int wanted) {
-  using S = Shape<T, C>;
   const int64_t count = args.rows.count;
+  constexpr int C = S::kCluster;
   if constexpr (C < kMaxCluster) {
-    const bool is_roomy = fits<T, C>(args.rows.vocab, S::Policy::kRoomyShare);
-    const bool prefers_more = !is_roomy || 2 * C * count <= multiprocessors(device);
+    const bool is_roomy = fits<S>(args.rows.vocab, S::Policy::kRoomyShare);
+    const bool prefers_more = !is_roomy || 2 * C * count <= facts_of(device).multiprocessors;
     const bool goes_on = wanted == kAnyCluster ? prefers_more : C < wanted;
-    if (goes_on && launch<T, 2 * C>(args, stream, device, wanted)) {
+    if (goes_on &&
+        launch<Shape<typename S::Logit, 2 * C, S::kIsExact>>(args, stream, device, wanted)) {
       return true;
     }
   }
-  const int at_a_time = clusters_at_a_time<T, C>(device);
+  const int at_a_time = clusters_at_a_time<S>(device);
   const bool is_allowed = wanted == kAnyCluster || wanted == C;
-  if (!is_allowed || at_a_time == 0 || !fits<T, C>(args.rows.vocab, 1.0)) {
+  if (!is_allowed || at_a_time == 0 || !fits<S>(args.rows.vocab, 1.0)) {
     return false;
   }
   const int clusters = count < at_a_time ? static_cast<int>(count) : at_a_time;
-  // A set of warps without a stage in a row is not waited for when that row's slot is used again.
+  // Locked: a set of warps without a stage in a row is not waited for when that row's slot is used
+  // again.
   const bool all_sets_work = args.rows.vocab > (S::kSets - 1) * int64_t{S::kStageColumns};
-  if (!all_sets_work && count >= int64_t{S::kRowSlots} * clusters) {
+  if (!S::kIsExact && !all_sets_work && count >= int64_t{S::kRowSlots} * clusters) {
     return false;
   }
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = launch_config<T, C>(clusters, stream, &attribute);
-  check(
-      cudaLaunchKernelEx(&config, forward_ring_kernel<T, C>, args),
-      "launch of forward_ring_kernel");
+  const cudaLaunchConfig_t config = launch_config<S>(clusters, stream, &attribute);
+  check(cudaLaunchKernelEx(&config, forward_ring_kernel<S>, args), "launch of forward_ring_kernel");
   return true;
 }
 
-}  // namespace
-}  // namespace ring
-
-bool launch_forward_ring(const ForwardArgs& args, void* stream, int cluster) {
+// Returns false, and does nothing, where the ring does not serve.
+template <bool IsExact>
+bool launch_ring(const ForwardArgs& args, void* stream, int cluster) {
   if (args.rows.column_stride != 1 || args.rows.vocab <= kNarrowVocab) {
     return false;
   }
-  int device;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  if (device >= ring::kMaxDevices) {
+  const int device = current_device();
+  if (device >= kMaxDevices) {
     return false;
   }
   switch (args.rows.logits_type) {
     case Dtype::float16:
-      return ring::launch<Half, 1>(args, stream, device, cluster);
+      return launch<Shape<Half, 1, IsExact>>(args, stream, device, cluster);
     case Dtype::bfloat16:
-      return ring::launch<BFloat16, 1>(args, stream, device, cluster);
+      return launch<Shape<BFloat16, 1, IsExact>>(args, stream, device, cluster);
     case Dtype::float32:
-      return ring::launch<float, 1>(args, stream, device, cluster);
+      return launch<Shape<float, 1, IsExact>>(args, stream, device, cluster);
     default:
       return false;
   }
 }
 
-}  // namespace detlogp::cuda
+}  // namespace detlogp::cuda::ring

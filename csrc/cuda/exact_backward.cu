@@ -1,0 +1,43 @@
+// First-order gradient of the exact contract on CUDA.
+//
+// Computes       grad_logits = grad_logp (onehot - p) + grad_lse p, p = exp((x - m) - log(s))
+// Order          element by element: no sum
+// Accuracy       detlogp.testing.gradient_error_bound
+// Special cases  a row that is not selected, or whose id is bad, is exactly 0 and is not read
+// Source         core/exact.h. Compiled without contraction (CMakeLists.txt): the CPU's bits.
+#include "core/exact.h"
+#include "cuda/backward.h"
+#include "cuda/kernels.h"
+
+namespace detlogp::cuda {
+namespace {
+
+struct ExactRowGradient {
+  ExactProbability probability;
+  float grad;
+  float grad_lse;
+  int64_t target;
+  bool has_lse;
+
+  __device__ __forceinline__ static ExactRowGradient load(const BackwardArgs& args, int64_t row) {
+    const Rows& rows = args.rows;
+    return {
+        exact_probability(per_row<float>(args.row_max, row), log_sum_of<double>(args, row)),
+        per_row<float>(args.grad_logp, row), per_row<float>(args.grad_lse, row),
+        Rows::scored(rows, row) ? rows.token_ids[row] : -1, args.grad_lse != nullptr};
+  }
+
+  template <class T>
+  __device__ __forceinline__ T element(T x, bool is_target) const {
+    const float p = probability_of(probability, to_acc<float>(x));
+    return from_acc<T>(gradient(is_target, p, grad, grad_lse, has_lse));
+  }
+};
+
+}  // namespace
+
+void launch_exact_backward(const BackwardArgs& args, void* stream) {
+  launch_backward_of<ExactRowGradient>(args, stream);
+}
+
+}  // namespace detlogp::cuda
