@@ -68,15 +68,16 @@ def test_differentiable_in_the_same_ways(
     labels = some_labels()
     tangent = torch.randn(N, V, dtype=torch.float64, generator=generator)
 
-    def derivatives(cross_entropy: Loss) -> list[Any]:
+    def derivatives(function: Loss) -> list[Any]:
         def loss(x: Tensor) -> Tensor:
-            return cross_entropy(x, labels, reduction=reduction)
+            return function(x, labels, reduction=reduction)
 
         def total(x: Tensor) -> Tensor:
             return loss(x).sum()
 
         def along_tangent(x: Tensor) -> Tensor:
-            return (torch.func.grad(total)(x) * tangent).sum()
+            gradient: Tensor = torch.func.grad(total)(x)
+            return (gradient * tangent).sum()
 
         return [
             torch.func.jvp(loss, (logits,), (tangent,)),

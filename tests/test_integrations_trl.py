@@ -208,7 +208,8 @@ def test_the_fused_head(
     shapes = [(10, 16), (V, 16), *([(V,)] if has_bias else [])]
     leaves = [torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes]
     leaves = [leaf.requires_grad_() for leaf in leaves]
-    hidden, weight, bias = leaves if has_bias else [*leaves, None]
+    hidden, weight = leaves[:2]
+    bias = leaves[2] if has_bias else None
     ids = torch.randint(V, (10,), generator=generator)
     options = {"temperature": temperature, "final_logit_softcapping": cap, "logit_scale": scale}
     arguments = (hidden, weight, bias, ids, temperature, 128, cap, scale, ("log_probs", "entropy"))
