@@ -15,11 +15,6 @@ from detlogp.evidence.kernels import Recorder
 from detlogp.integrations.transformers import causal_lm_loss, compute_loss, cross_entropy
 from detlogp.testing import assert_same_bits
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning"),
-    # accelerate's, about pinned memory without a GPU.
-    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
-]
 MODEL_DIR = Path(__file__).parents[1] / "examples" / "tiny-llama"
 TEXT = MODEL_DIR.with_name("held-out.txt")
 N, V = 6, 50

@@ -18,13 +18,8 @@ from detlogp.evidence.kernels import Recorder
 from detlogp.integrations import trl as integration
 from detlogp.testing import assert_same_bits
 
-pytestmark = [
-    # Of other people's code, about other people's code.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::ImportWarning"),
-]
+# Of TRL, about transformers' names.
+pytestmark = pytest.mark.filterwarnings("ignore:.* will be removed in v6:FutureWarning")
 MODEL_DIR = Path(__file__).parents[1] / "examples" / "tiny-llama"
 PROMPTS = ["Return the", "This method is called when", "Wrap a paragraph of", "If the argument is"]
 TIMINGS = ("_runtime", "_per_second", "step_time")
@@ -82,7 +77,6 @@ def train(folder: Path) -> list[dict[str, Any]]:
         learning_rate=1e-4,
         beta=0.04,
         temperature=0.9,
-        gradient_checkpointing=False,
         logging_steps=1,
         save_strategy="no",
         report_to="none",
@@ -233,6 +227,43 @@ def test_the_fused_head(
         strict=True,
     ):
         assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("trainer", ["dpo", "grpo", "kto", "rloo", "sft"])
+def test_trainers_that_have_the_fused_head(utils: ModuleType, trainer: str) -> None:
+    module = importlib.import_module(f"trl.trainer.{trainer}_trainer")
+    assert module.add_fused_lm_head is utils.add_fused_lm_head
+    others = {"selective_log_softmax", "selective_log_softmax_and_entropy", "log_softmax"}
+    assert not others & set(vars(module))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_heads_dtype_under_autocast(
+    enabled: None, utils: ModuleType, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """bfloat16 logits, whatever the weights, and scored as they are; gradients as ever."""
+    hidden = torch.randn(10, 16, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(V, 16, generator=generator).to(dtype).requires_grad_()
+    ids = torch.randint(V, (10,), generator=generator)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        values = utils._ChunkedLogProbFunction.apply(hidden, weight, None, ids, 1.0, 128, None, 1.0)
+    logits = torch.nn.functional.linear(hidden.bfloat16(), weight.bfloat16())
+    expected = detlogp.logp(logits, ids)
+    assert_same_bits(values[0].detach(), expected.detach())
+    for got, want in zip(
+        torch.autograd.grad(values[0].sum(), (hidden, weight)),
+        torch.autograd.grad(expected.sum(), (hidden, weight)),
+        strict=True,
+    ):
+        assert_same_bits(got, want)
+
+
+def test_a_partitioned_head_raises(enabled: None, utils: ModuleType) -> None:
+    weight = torch.randn(V, 16)
+    vars(weight)["ds_id"] = 0
+    ids = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(NotImplementedError, match="ZeRO-3"):
+        utils._ChunkedLogProbFunction.apply(torch.randn(2, 16), weight, None, ids, 1.0, 128)
 
 
 def test_a_head_without_rows(enabled: None, utils: ModuleType) -> None:
