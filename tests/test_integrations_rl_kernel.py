@@ -78,9 +78,9 @@ def test_one_module_and_one_class_under_both_paths(stand_in: None) -> None:
 
     assert One is Other
     assert One.__name__ == "DeterministicLogpCUDAOp"
-    import rl_engine.backends.cuda.logprob.logp as by_attribute
+    import rl_engine.backends.cuda.logprob.logp
 
-    assert by_attribute is canonical
+    assert rl_engine.backends.cuda.logprob.logp is canonical
 
 
 @pytest.mark.parametrize("path", [REGISTRY, LEGACY_REGISTRY])

@@ -237,6 +237,37 @@ def test_trainers_that_have_the_fused_head(utils: ModuleType, trainer: str) -> N
     assert not others & set(vars(module))
 
 
+def test_the_heads_logits_exist_a_tile_at_a_time(
+    enabled: None, utils: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten rows in tiles of four, which the backward computes again."""
+    monkeypatch.setattr(integration, "TILE_ROWS", 4)
+    hidden, weight = torch.randn(10, 16), torch.randn(V, 16, requires_grad=True)
+    ids = torch.randint(V, (10,))
+    with Recorder() as forward:
+        values = utils._ChunkedLogProbFunction.apply(hidden, weight, None, ids, 1.0, 128)
+    with Recorder() as backward:
+        values[0].sum().backward()
+    tiles = [("logp_with_stats", rows) for rows in (4, 4, 2)]
+    assert [(name, len(arguments[0])) for name, arguments in forward.calls] == tiles
+    recomputed = [call for call in backward.calls if call[0] == "logp_with_stats"]
+    assert sorted(len(arguments[0]) for _, arguments in recomputed) == [2, 4, 4]
+    assert backward.names().count("logp_backward") == 3
+
+
+def test_a_head_in_another_dtype(
+    enabled: None, utils: ModuleType, generator: torch.Generator
+) -> None:
+    """As `cast_lm_head_to_fp32` has it: float32 logits of a bfloat16 head."""
+    hidden = torch.randn(10, 16, generator=generator)
+    weight = torch.randn(V, 16, generator=generator).bfloat16()
+    bias = torch.randn(V, generator=generator).bfloat16()
+    ids = torch.randint(V, (10,), generator=generator)
+    value = utils._ChunkedLogProbFunction.apply(hidden, weight, bias, ids, 1.0, 128)[0]
+    logits = torch.nn.functional.linear(hidden, weight.float(), bias.float())
+    assert_same_bits(value, detlogp.logp(logits, ids))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_heads_dtype_under_autocast(
     enabled: None, utils: ModuleType, dtype: torch.dtype, generator: torch.Generator

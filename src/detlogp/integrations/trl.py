@@ -117,10 +117,9 @@ class _ChunkedLogProb:
             raise NotImplementedError("the head's weight is partitioned by DeepSpeed ZeRO-3")
         transform = (temperature, final_logit_softcapping, logit_scale)
         tiles = zip(hidden.split(TILE_ROWS), targets.split(TILE_ROWS), strict=True)
-        values = [
-            checkpoint(_score_tile, *tile, weight, bias, *transform, use_reentrant=False)
-            for tile in tiles
-        ]
+        # Nothing in a tile is random.
+        once_more = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        values = [once_more(_score_tile, *tile, weight, bias, *transform) for tile in tiles]
         others: tuple[Tensor | None, ...] = (None,) * len(_STATISTICS)
         if set(outputs) & set(_STATISTICS):
             arguments = (hidden, weight, bias, targets, temperature, chunk_size)
@@ -137,11 +136,9 @@ def _score_tile(
     softcap: float | None,
     scale: float,
 ) -> Tensor:
-    device = hidden.device.type
-    has_autocast = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if has_autocast else hidden.dtype
-    bias = None if bias is None else bias.to(dtype)
-    logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype), bias)
+    # The head may be kept in another dtype than what comes in; under autocast `linear` casts both.
+    bias = None if bias is None else bias.to(hidden.dtype)
+    logits = torch.nn.functional.linear(hidden, weight.to(hidden.dtype), bias)
     if scale != 1.0:
         logits = _at_least_float32(logits) * scale
     if softcap is not None:
