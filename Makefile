@@ -12,9 +12,10 @@ CHECKED := src tests examples
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
 
-$(VENV)/.packages: requirements.txt
+$(VENV)/.packages: requirements.txt requirements-no-deps.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -q -r requirements.txt
+	$(BIN)/pip install --disable-pip-version-check -q --no-deps -r requirements-no-deps.txt
 	touch $@
 
 $(VENV)/.library: $(VENV)/.packages $(SOURCES)

@@ -36,6 +36,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*get_attr Node:UserWarning"),
+    # Of TRL, about transformers' names.
+    pytest.mark.filterwarnings("ignore:.* will be removed in v6:FutureWarning"),
 ]
 
 

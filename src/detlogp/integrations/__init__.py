@@ -1,0 +1,1 @@
+"""detlogp inside other people's training code: one module a framework, imported by its name."""

@@ -1,0 +1,182 @@
+"""TRL: its trainers' log-probabilities by detlogp.
+
+TRL scores tokens in two ways, and both are replaced. GRPO, RLOO, DPO, KTO and SFT run the model's
+head inside `ChunkedLogProbFunction` (through `add_fused_lm_head`); experimental trainers call
+`selective_log_softmax` with logits. Entropies and other statistics stay TRL's own.
+
+Source: trl 1.16.0, trl/trainer/utils.py and trl/kernels/chunked_logprob.py.
+"""
+
+import importlib
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import detlogp
+from detlogp.integrations._patch import (
+    Patch,
+    Patcher,
+    Undo,
+    check_parameters,
+    exchange,
+    refers_to,
+)
+
+# Rows of logits that exist at once, as in TRL's kernel.
+TILE_ROWS = 4096
+
+_SELECTIVE = ("logits", "index", "temperature", "row_mask")
+_WITH_ENTROPY = ("logits", "index", "entropy_requires_grad", "temperature", "row_mask")
+_CHUNKED = (
+    *("ctx", "hidden", "weight", "bias", "targets", "temperature", "chunk_size"),
+    *("final_logit_softcapping", "logit_scale", "outputs"),
+)
+_STATISTICS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+
+
+def enable() -> Patch:
+    """Makes TRL score tokens with detlogp until the returned Patch is undone.
+
+    Trainers that exist already are included: TRL looks the functions up at every call. An id
+    outside [0, V) gives NaN. Log-probabilities of half-precision logits are float32.
+
+    Raises:
+        ImportError: TRL is not installed.
+        RuntimeError: this TRL's trainers score tokens in a way that detlogp does not know.
+    """
+    return _patcher.enable()
+
+
+def selective_log_softmax(
+    logits: Tensor, index: Tensor, temperature: float = 1.0, row_mask: Tensor | None = None
+) -> Tensor:
+    """TRL's function of this name, by `detlogp.logp`.
+
+    Args:
+        logits: [..., V], float16, bfloat16, float32 or float64.
+        index: [...] or [..., K], ids; K ids of a row read the row K times.
+        temperature: the logits are divided by it, in float32 at least.
+        row_mask: of index's shape; where it is 0 the result and its gradient are 0.
+
+    Returns:
+        Of index's shape; float64 for float64 logits, otherwise float32. NaN for an id outside
+        [0, V).
+
+    Raises: ValueError, for a temperature that is not positive; what `detlogp.logp` raises.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    scaled = _divided(logits, temperature)
+    rows = None if row_mask is None else row_mask != 0
+    if index.dim() == logits.dim() - 1:
+        return detlogp.logp(scaled, index, rows=rows, on_invalid="nan")
+    masks = [None] * index.shape[-1] if rows is None else rows.unbind(-1)
+    columns = zip(index.unbind(-1), masks, strict=True)
+    values = [detlogp.logp(scaled, ids, rows=mask, on_invalid="nan") for ids, mask in columns]
+    return torch.stack(values, -1)
+
+
+def _selective_log_softmax_and_entropy(
+    original: Any,
+    logits: Tensor,
+    index: Tensor,
+    entropy_requires_grad: bool = True,
+    temperature: float = 1.0,
+    row_mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    entropy: Tensor = original(logits, index, entropy_requires_grad, temperature, row_mask)[1]
+    return selective_log_softmax(logits, index, temperature, row_mask), entropy
+
+
+class _ChunkedLogProb:
+    """In place of TRL's autograd function of the head: the same arguments and results.
+
+    The logits of TILE_ROWS rows exist at a time; the backward computes them again. Statistics that
+    are asked for besides come from TRL's own function, which runs the head once more for them.
+    """
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def apply(
+        self,
+        hidden: Tensor,  # [N, H]
+        weight: Tensor,  # [V, H]
+        bias: Tensor | None,  # [V]
+        targets: Tensor,  # [N]
+        temperature: float,
+        chunk_size: int,
+        final_logit_softcapping: float | None = None,
+        logit_scale: float = 1.0,
+        outputs: tuple[str, ...] = _STATISTICS,
+    ) -> tuple[Tensor | None, ...]:
+        if hasattr(weight, "ds_id"):
+            raise NotImplementedError("the head's weight is partitioned by DeepSpeed ZeRO-3")
+        transform = (temperature, final_logit_softcapping, logit_scale)
+        tiles = zip(hidden.split(TILE_ROWS), targets.split(TILE_ROWS), strict=True)
+        # Nothing in a tile is random.
+        once_more = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        values = [once_more(_score_tile, *tile, weight, bias, *transform) for tile in tiles]
+        others: tuple[Tensor | None, ...] = (None,) * len(_STATISTICS)
+        if set(outputs) & set(_STATISTICS):
+            arguments = (hidden, weight, bias, targets, temperature, chunk_size)
+            others = self._original.apply(*arguments, *transform[1:], outputs)[1:]
+        return torch.cat(values), *others
+
+
+def _score_tile(
+    hidden: Tensor,
+    targets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    softcap: float | None,
+    scale: float,
+) -> Tensor:
+    # The head may be kept in another dtype than what comes in; under autocast `linear` casts both.
+    bias = None if bias is None else bias.to(hidden.dtype)
+    logits = torch.nn.functional.linear(hidden, weight.to(hidden.dtype), bias)
+    if scale != 1.0:
+        logits = _at_least_float32(logits) * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(_at_least_float32(logits) / softcap)
+    return detlogp.logp(_divided(logits, temperature), targets, on_invalid="nan")
+
+
+def _divided(logits: Tensor, temperature: float) -> Tensor:
+    return logits if temperature == 1.0 else _at_least_float32(logits) / temperature
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _apply() -> Undo:
+    utils = importlib.import_module("trl.trainer.utils")
+    grpo = importlib.import_module("trl.trainer.grpo_trainer")
+    selective = getattr(utils, "selective_log_softmax", None)
+    with_entropy = getattr(utils, "selective_log_softmax_and_entropy", None)
+    chunked = getattr(utils, "_ChunkedLogProbFunction", None)
+    where = f"trl {importlib.import_module('trl').__version__}, trl.trainer.utils"
+    check_parameters(f"{where}.selective_log_softmax", selective, _SELECTIVE)
+    check_parameters(f"{where}.selective_log_softmax_and_entropy", with_entropy, _WITH_ENTROPY)
+    forward = getattr(chunked, "forward", None)
+    check_parameters(f"{where}._ChunkedLogProbFunction.forward", forward, _CHUNKED)
+    head = getattr(grpo, "add_fused_lm_head", None)
+    if not refers_to(head, "_ChunkedLogProbFunction"):
+        raise RuntimeError(
+            f"{where}: GRPOTrainer was expected to score tokens through add_fused_lm_head and "
+            "_ChunkedLogProbFunction, and does not; detlogp has changed nothing"
+        )
+    pairs = [
+        (selective, selective_log_softmax),
+        (with_entropy, partial(_selective_log_softmax_and_entropy, with_entropy)),
+        (chunked, _ChunkedLogProb(chunked)),
+    ]
+    return exchange("trl", pairs)
+
+
+_patcher = Patcher(_apply)
