@@ -19,11 +19,18 @@ struct ExactRowGradient {
   int64_t target;
   bool has_lse;
 
+  // One thread does the arithmetic in double for its block.
   __device__ __forceinline__ static ExactRowGradient load(const BackwardArgs& args, int64_t row) {
+    __shared__ ExactProbability probability;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      probability =
+          exact_probability(per_row<float>(args.row_max, row), log_sum_of<double>(args, row));
+    }
+    __syncthreads();
     const Rows& rows = args.rows;
     return {
-        exact_probability(per_row<float>(args.row_max, row), log_sum_of<double>(args, row)),
-        per_row<float>(args.grad_logp, row), per_row<float>(args.grad_lse, row),
+        probability, per_row<float>(args.grad_logp, row), per_row<float>(args.grad_lse, row),
         Rows::scored(rows, row) ? rows.token_ids[row] : -1, args.grad_lse != nullptr};
   }
 

@@ -71,6 +71,13 @@ def _detlogp() -> Implementation:
     return run
 
 
+def _exact() -> Implementation:
+    def run(logits: Tensor, token_ids: Tensor) -> Tensor:
+        return detlogp.logp(logits, token_ids, contract="exact")
+
+    return run
+
+
 def in_place(logits: Tensor, token_ids: Tensor) -> Tensor:
     """detlogp whose gradient overwrites the logits, which must be the result of an operation."""
     return detlogp.logp(logits, token_ids, inplace_backward=True)
@@ -173,6 +180,7 @@ PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
         Peer("detlogp", "detlogp", "detlogp", _detlogp),
+        Peer("detlogp-exact", "detlogp", "detlogp", _exact, note='contract="exact"'),
         Peer("torch-log-softmax", "torch", "torch", lambda: _log_softmax, note="and gather"),
         Peer("torch-logsumexp", "torch", "torch", lambda: _logsumexp),
         Peer("torch-cross-entropy", "torch", "torch", lambda: _cross_entropy),
