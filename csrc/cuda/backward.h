@@ -30,6 +30,14 @@ __device__ __forceinline__ Vector<T> differentiate_vector(
   return result;
 }
 
+// Past the cache, where logits that are read next may still be.
+template <class T>
+__device__ __forceinline__ void store_streaming(Vector<T>* to, const Vector<T>& vector) {
+  uint4 bits;
+  memcpy(&bits, &vector, sizeof(bits));
+  __stcs(reinterpret_cast<uint4*>(to), bits);
+}
+
 // Columns first <= v < last; both pointers are 16-byte aligned at `first`.
 template <class T, class G>
 __device__ __forceinline__ int64_t

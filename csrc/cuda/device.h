@@ -38,14 +38,6 @@ __device__ __forceinline__ int elements_to_boundary(const T* pointer) {
   return static_cast<int>((sizeof(Vector<T>) - past) % sizeof(Vector<T>) / sizeof(T));
 }
 
-// Past the cache, where logits that are read next may still be.
-template <class T>
-__device__ __forceinline__ void store_streaming(Vector<T>* to, const Vector<T>& vector) {
-  uint4 bits;
-  memcpy(&bits, &vector, sizeof(bits));
-  __stcs(reinterpret_cast<uint4*>(to), bits);
-}
-
 // Exact, as core/dtype.h widens; the hardware's conversion where it has one.
 template <class Acc, class T>
 __device__ __forceinline__ Acc to_acc(T x) {

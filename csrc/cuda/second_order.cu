@@ -37,7 +37,7 @@ __device__ __forceinline__ void write_elements(
 }
 
 // Columns first <= v < last, 16 bytes at a time; all three pointers are aligned at `first`. Returns
-// the first column that is left. From the end, which the sum has left in the cache.
+// the first column that is left.
 template <class T, class Acc>
 __device__ __forceinline__ int64_t write_vectors(
     const RowCurvature<Acc>& row, const T* x, const T* u, T* output, int64_t first, int64_t last) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ int64_t write_vectors(
   auto* destination = reinterpret_cast<Vector<T>*>(output + first);
   const int count = static_cast<int>((last - first) / kSize);
 #pragma unroll 2
-  for (int v = count - 1 - static_cast<int>(threadIdx.x); v >= 0; v -= blockDim.x) {
+  for (int v = threadIdx.x; v < count; v += blockDim.x) {
     const Vector<T> some_logits = logits[v];
     const Vector<T> some_cotangent = cotangent[v];
     Vector<T> result;
@@ -55,7 +55,7 @@ __device__ __forceinline__ int64_t write_vectors(
     for (int e = 0; e < kSize; ++e) {
       result.element[e] = element(row, some_logits.element[e], some_cotangent.element[e]);
     }
-    store_streaming(destination + v, result);
+    destination[v] = result;
   }
   return first + static_cast<int64_t>(count) * kSize;
 }
