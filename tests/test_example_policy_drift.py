@@ -78,10 +78,11 @@ def test_a_log_probability_that_knows_its_batch_is_found(
     assert row["k3"] == pytest.approx(5.0017e-7, rel=2e-3)
 
 
+@pytest.mark.parametrize("machine", ["cpu", "h200"])
 def test_the_page_says_what_was_measured(
-    drift: ModuleType, capsys: pytest.CaptureFixture[str]
+    machine: str, drift: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = json.loads((ROOT / "benchmarks/results/policy-drift-cpu.json").read_text())
+    record = json.loads((ROOT / f"benchmarks/results/policy-drift-{machine}.json").read_text())
     drift.report(record, drift.Console(width=112, highlight=False))
     page = (ROOT / "docs" / "drift.md").read_text()
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]

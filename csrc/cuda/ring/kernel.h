@@ -30,6 +30,9 @@
 // summed it, so each max of it was read; no block can send for row i + kRowSlots before. Blocks send to
 // one another by st.async, which completes the barrier that the reader waits on. Before they leave they
 // wait for one another, so nobody sends to a block that is gone.
+//
+// All this is the locked contract. In the exact one sums have no order: nothing passes from set to set, and
+// every summing warp sends its own sum to the finishers (exact_sum.h).
 #pragma once
 
 #include "cuda/facts.h"

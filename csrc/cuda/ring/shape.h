@@ -1,4 +1,4 @@
-// What the warps of a block share: the shape of the ring, its barriers, and the rows in it (kernel.cu
+// What the warps of a block share: the shape of the ring, its barriers, and the rows in it (kernel.h
 // has the picture).
 #pragma once
 
