@@ -228,7 +228,7 @@ def test_command(defects: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nobody"], "implementation must be module:function or one of detlogp, detlogp-exact, torch-log-softmax"),
+        (["nobody"], "implementation must be module:function or one of detlogp, detlogp-exact, "),
         (["liger"], "not installed: liger"),
         (["--require", "speed"], "--require must name properties or all, got 'speed'"),
         (
