@@ -71,6 +71,8 @@ def base_of(m: Fraction) -> Fraction:
 
 
 def exp_double(x: Fraction) -> Fraction:
+    if x < -800:
+        return Fraction(0)  # what the rounding to float64 makes of it
     k = round(x * Fraction(LOG2_E_DOUBLE))
     r = f64(x - k * Fraction(LOG2_HIGH))
     r = f64(r - k * Fraction(LOG2_LOW))
@@ -98,6 +100,8 @@ def log_double(x: Fraction) -> Fraction:
 
 
 def term(x: Fraction, base: Fraction, largest_k: int, bits: int) -> int:
+    if f32(x - base) <= f32((largest_k - 2 - bits) * Fraction(LOG2)):
+        return 0
     k, e = split(x, base)
     return round(Fraction(2) ** (k - largest_k + bits) * e)
 
@@ -107,7 +111,7 @@ def total(row: list[Fraction], m: Fraction, vocab: int) -> int:
     base = base_of(m)
     largest_k, _ = split(m, base)
     bits = quanta_bits(vocab)
-    return sum(term(x, base, largest_k, bits) for x in row if x > m - 60) % 2**64
+    return sum(term(x, base, largest_k, bits) for x in row) % 2**64
 
 
 def log_sum(m: Fraction, vocab: int, whole: int) -> Fraction:
@@ -145,6 +149,12 @@ def gradient(row: list[float], token_id: int, g: float, g_lse: float | None) -> 
         if x != float("-inf") and f32(Fraction(x) - base) > f32((largest_k - 125) * Fraction(LOG2)):
             k, e = split(Fraction(x), base)
             p = f32(factor * Fraction(2) ** (k - largest_k) * e)
-        product = f32(Fraction(g) * f32((v == token_id) - p))
+        score = -p
+        if v == token_id:
+            of_target = Fraction(0)
+            if x != float("-inf"):
+                of_target = exp_double(f64(f64(Fraction(x) - m) - log_s))
+            p, score = f32(of_target), f32(f64(1 - of_target))
+        product = f32(Fraction(g) * score)
         result.append(float(product if g_lse is None else f32(Fraction(g_lse) * p + product)))
     return result

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from calls import Answer, Problem, assert_same_answer, pick, random_problem
-from exact_reference import gradient, log_sum, logp, total
+from exact_reference import LOG2, f32, gradient, log_sum, logp, total
 from torch import Tensor
 
 import detlogp
 from detlogp import reference
+from detlogp._guards import call
+from detlogp._native import EXACT, logp_with_stats_op
 from detlogp.evidence.layouts import LAYOUTS
 from detlogp.testing import (
     assert_same_bits,
@@ -60,14 +62,64 @@ def test_reference(vocab: int, dtype: torch.dtype, device: str, generator: torch
     logits = logits.to(dtype)
     problem = random_problem(8, vocab, dtype, device, generator)._replace(logits=logits.to(device))
     answer = solve(problem)
+    kept = call(logp_with_stats_op, *problem[:2], None, 2, 2, EXACT, False)[3]
     rows, ids = logits.tolist(), problem.token_ids.tolist()
     for row, (numbers, token_id) in enumerate(zip(rows, ids, strict=True)):
-        value, lse, _ = logp(numbers, token_id)
+        value, lse, log_s = logp(numbers, token_id)
         assert answer.logp[row].item() == value, (row, numbers[:5])
         assert answer.lse[row].item() == lse
+        assert kept[row].item() == float(log_s)
         grads = problem.grad_logp[row].item(), problem.grad_lse[row].item()
         expected = torch.tensor(gradient(numbers, token_id, *grads)).to(dtype)
         assert_same_bits(answer.gradient[row].cpu() + 0, expected + 0)  # fractions have no -0
+
+
+CORNERS: list[list[float]] = [
+    [0.0, -125 * LOG2],  # where p is cut to 0
+    [12 * LOG2, -32 * LOG2],  # half a quantum: a tie
+    [0.0, -1e30, -3.4028234663852886e38],
+    *([m, m - 0.5, m - 3.0, m - 20.0] for m in (262143.97, 262144.0, 262144.03, 5e5, 3e6)),
+    *([m, m + 1.0, m - 3.0] for m in (-262143.97, -262144.0, -262144.03, -5e5, -3e6)),
+    [-INF, -INF, 0.4, -INF],
+    [1e-40, -1e-45, 0.0],
+    [3.4028234663852886e38, 3.4028234663852886e38],
+]
+
+
+@pytest.mark.parametrize("row", CORNERS)
+def test_corners(row: list[float], device: str) -> None:
+    """Where the steps of the page change their ways, each column as the target."""
+    logits = torch.tensor(row, device=device)
+    one = torch.tensor(1.0, device=device)
+    for token_id in range(len(row)):
+        numbers = logits.tolist()
+        answer = solve(Problem(logits, torch.tensor(token_id, device=device), one, one / 4))
+        value, lse, _ = logp(numbers, token_id)
+        assert (answer.logp.item(), answer.lse.item()) == (value, lse)
+        expected = torch.tensor(gradient(numbers, token_id, 1.0, 0.25))
+        assert_same_bits(answer.gradient.cpu() + 0, expected + 0)
+
+
+@pytest.mark.parametrize("vocab", [2**20, 2**20 + 1, 2**21 + 5])
+def test_wide_rows(vocab: int, device: str) -> None:
+    """Their quantum is coarser; all columns but one are equal, so the sum is one product."""
+    logits = torch.full((1, vocab), -29.0, device=device)
+    logits[0, 0] = 0.0
+    found = detlogp.logp(logits, torch.zeros(1, dtype=torch.int64, device=device), contract="exact")
+    zero, other = Fraction(0), Fraction(-29)
+    whole = total([zero], zero, vocab) + (vocab - 1) * total([other], zero, vocab)
+    assert found.item() == float(f32(-log_sum(zero, vocab, whole)))
+
+
+def test_a_certain_token_has_no_gradient(device: str, generator: torch.Generator) -> None:
+    """Exactly: also where it stands alone, and where the others vanish beside it."""
+    x = torch.linspace(-30, 30, 2001, device=device)
+    for rows in (x[:, None], torch.stack([x, x - 300, x - 400], -1)):
+        ids = torch.zeros(2001, dtype=torch.int64, device=device)
+        leaf = rows.clone().requires_grad_()
+        detlogp.logp(leaf, ids, contract="exact").sum().backward()
+        assert leaf.grad is not None
+        assert not leaf.grad.any()
 
 
 def test_gradient_without_lse(device: str, generator: torch.Generator) -> None:
@@ -119,9 +171,9 @@ def test_layout(
 ) -> None:
     problem = random_problem(13, vocab, dtype, device, generator)
     expected = solve(problem)
-    for call in LAYOUTS[layout](problem, generator):
-        found = pick(solve(Problem(*call.parts)), call.take)
-        assert_same_answer(found, pick(expected, call.rows))
+    for other in LAYOUTS[layout](problem, generator):
+        found = pick(solve(Problem(*other.parts)), other.take)
+        assert_same_answer(found, pick(expected, other.rows))
 
 
 @pytest.mark.parametrize("path", available_cpu_paths())
@@ -167,7 +219,7 @@ def test_cuda_is_the_cpu(
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", TYPES)
 def test_ten_million_rows(dtype: torch.dtype, generator: torch.Generator) -> None:
-    """Value and lse of 3.5 million rows in each type, CPU against CUDA."""
+    """Value and lse of 3.5 million rows in each of three types, CPU against CUDA."""
     for step in range(7):
         vocab = int(torch.randint(2, 100, (1,), generator=generator))
         logits = torch.randn(500_000, vocab, device="cuda") * (0.3 + 2 * step)
@@ -358,8 +410,8 @@ def test_error(vocab: int, dtype: torch.dtype, device: str, generator: torch.Gen
 
 
 def test_near_certain(device: str) -> None:
-    """At least 5 times closer than the locked contract; the floor is V 2^-44."""
-    from near_certain import VOCAB, near_certain_rows
+    """At least 5 times closer than the locked contract; the floor is that of the quanta."""
+    from near_certain import FLOOR, near_certain_rows
 
     logits = near_certain_rows(1)[:256].to(device)
     ids = torch.zeros(256, dtype=torch.int64, device=device)
@@ -370,4 +422,4 @@ def test_near_certain(device: str) -> None:
         for contract in ("locked", "exact")
     }
     assert error["exact"].median() * 5 <= error["locked"].median()
-    assert (error["exact"] <= VOCAB * 2.0**-44 + 2.0**-22 * exact.abs()).all()
+    assert (error["exact"] <= FLOOR + 2.0**-22 * exact.abs()).all()

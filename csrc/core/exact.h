@@ -97,6 +97,10 @@ DETLOGP_FN uint64_t quanta(const ExactScale& scale, float x) {
   return to_quanta(exact_exp(scale, x));
 }
 
+DETLOGP_FN double value_of(const Exponential<double>& e) {
+  return e.scale * e.fraction;
+}
+
 // The max's r, exact.
 DETLOGP_FN double remainder_of_max(const ExactScale& scale, float row_max) {
   const double y = static_cast<double>(row_max - scale.base);
@@ -106,8 +110,8 @@ DETLOGP_FN double remainder_of_max(const ExactScale& scale, float row_max) {
 // log(s), s = sum_v exp(x[v] - m). The max's own term is replaced by what it is in double, so that a
 // token that is almost certain keeps its digits.
 DETLOGP_FN double exact_log_sum(const ExactScale& scale, float row_max, uint64_t sum) {
-  const Exponential<double> e = split_exp(remainder_of_max(scale, row_max));
-  const double of_max = e.scale * e.fraction * static_cast<double>(uint64_t{1} << scale.log2_scale);
+  const double e = value_of(split_exp(remainder_of_max(scale, row_max)));
+  const double of_max = e * static_cast<double>(uint64_t{1} << scale.log2_scale);
   const double of_others = static_cast<double>(sum - quanta(scale, row_max));
   return log_sum(1.0 + of_others / of_max);
 }
@@ -138,18 +142,24 @@ DETLOGP_FN void store_exact_row(
 
 // ---- the gradient -----------------------------------------------------------------------------
 
-// p[v] = factor exact_exp(x[v]), or factor 0 where the exponential is below 2^-125.
+// p[v] = factor exact_exp(x[v]), or factor 0 where the exponential is below 2^-125. The target's own p, and
+// what it lacks to 1, are taken in double: a token that is certain has the gradient 0.
 struct ExactProbability {
   ExactScale scale;
   float factor;
+  float of_target;
+  float beside_target;  // 1 - p[t]
 };
 
-DETLOGP_FN ExactProbability exact_probability(float row_max, double log_sum) {
+DETLOGP_FN ExactProbability exact_probability(float row_max, double log_sum, float target) {
   ExactProbability row;
   row.scale = exact_scale(row_max, 0, -125);
   const double r = remainder_of_max(row.scale, row_max);
-  const Exponential<double> e = split_exp(-(r + log_sum));
-  row.factor = static_cast<float>(e.scale * e.fraction);
+  row.factor = static_cast<float>(value_of(split_exp(-(r + log_sum))));
+  const double logp = static_cast<double>(target) - static_cast<double>(row_max) - log_sum;
+  const double p = value_of(split_exp(logp));
+  row.of_target = static_cast<float>(p);
+  row.beside_target = static_cast<float>(1.0 - p);
   return row;
 }
 
@@ -157,6 +167,15 @@ DETLOGP_FN float probability_of(const ExactProbability& row, float x) {
   const float y = x - row.scale.base;
   const float e = exact_exp(row.scale, x);
   return row.factor * (y > row.scale.lowest ? e : 0.0f);  // a NaN factor stays
+}
+
+// grad (onehot - p) + grad_lse p, as gradient() of core/row.h.
+DETLOGP_FN float exact_gradient(
+    const ExactProbability& row, float x, bool is_target, float grad, float grad_lse,
+    bool has_lse) {
+  const float p = is_target ? row.of_target : probability_of(row, x);
+  const float product = grad * (is_target ? row.beside_target : 0.0f - p);
+  return has_lse ? fused_multiply_add(grad_lse, p, product) : product;
 }
 
 }  // namespace detlogp

@@ -79,8 +79,8 @@ struct RowGradient {
 
 template <class T>
 DETLOGP_FN T element(const RowGradient& g, T x, bool is_target) {
-  const float p = probability_of(g.probability, to_float(x));
-  return Narrow<T>::from(gradient(is_target, p, g.grad, g.grad_lse, g.has_lse));
+  return Narrow<T>::from(
+      exact_gradient(g.probability, to_float(x), is_target, g.grad, g.grad_lse, g.has_lse));
 }
 
 template <class T>
@@ -91,15 +91,15 @@ void differentiate_row(const BackwardArgs& args, int64_t row) {
     memset(output, 0, static_cast<size_t>(rows.vocab) * sizeof(T));
     return;
   }
-  const float row_max = per_row<float>(args.row_max, row);
-  const RowGradient g{
-      exact_probability(row_max, log_sum_of<double>(args, row)),
-      per_row<float>(args.grad_logp, row), per_row<float>(args.grad_lse, row),
-      args.grad_lse != nullptr};
   RowReader<T> reader;
   open_row(reader, rows, row);
   const int64_t target = rows.token_ids[row];
   const T at_target = reader.row[target * rows.column_stride];
+  const RowGradient g{
+      exact_probability(
+          per_row<float>(args.row_max, row), log_sum_of<double>(args, row), to_float(at_target)),
+      per_row<float>(args.grad_logp, row), per_row<float>(args.grad_lse, row),
+      args.grad_lse != nullptr};
   for_each_block(rows.vocab, [&](int64_t column, int count) {
     const T* block = RowReader<T>::block(reader, column, count);
     // Where the output is the input, an element is read before it is written, and by nobody after.

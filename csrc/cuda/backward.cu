@@ -21,7 +21,9 @@ struct RowGradient {
   int64_t target;
   bool has_lse;
 
-  __device__ __forceinline__ static RowGradient load(const BackwardArgs& args, int64_t row) {
+  template <class T>
+  __device__ __forceinline__ static RowGradient load(
+      const BackwardArgs& args, int64_t row, int64_t, int64_t) {
     const Rows& rows = args.rows;
     return {
         per_row<Acc>(args.row_max, row),

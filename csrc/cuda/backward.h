@@ -1,5 +1,6 @@
 // The first-order gradient's walk over [N, V]. `G` is what a row's elements share:
-//   static G load(const BackwardArgs&, int64_t row)
+//   static G load<T>(const BackwardArgs&, int64_t row, int64_t first, int64_t last), by all threads of a
+//     block that has these columns; it may read no other logits, which may be overwritten already
 //   int64_t target, -1 where the row is exactly zero
 //   T element<T>(T x, bool is_target)
 #pragma once
@@ -106,7 +107,7 @@ __device__ __forceinline__ void differentiate_part(
   const int64_t first = part == 0 ? 0 : head + part * kColumns;
   const int64_t end = head + (part + 1) * kColumns;
   const int64_t last = end < rows.vocab ? end : rows.vocab;
-  const G g = G::load(args, row);
+  const G g = G::template load<T>(args, row, first, last);
   if (g.target < 0) {
     zero_elements(output, first, last);
     return;

@@ -20,24 +20,31 @@ struct ExactRowGradient {
   bool has_lse;
 
   // One thread does the arithmetic in double for its block.
-  __device__ __forceinline__ static ExactRowGradient load(const BackwardArgs& args, int64_t row) {
+  template <class T>
+  __device__ __forceinline__ static ExactRowGradient load(
+      const BackwardArgs& args, int64_t row, int64_t first, int64_t last) {
     __shared__ ExactProbability probability;
+    const Rows& rows = args.rows;
+    const int64_t target = Rows::scored(rows, row) ? rows.token_ids[row] : -1;
     __syncthreads();
-    if (threadIdx.x == 0) {
-      probability =
-          exact_probability(per_row<float>(args.row_max, row), log_sum_of<double>(args, row));
+    if (threadIdx.x == 0 && target >= 0) {
+      const T* logits = row_of<T>(rows, row);
+      const bool is_here = target >= first && target < last;
+      const T at_target = is_here ? logits[target * rows.column_stride] : T{};
+      probability = exact_probability(
+          per_row<float>(args.row_max, row), log_sum_of<double>(args, row),
+          to_acc<float>(at_target));
     }
     __syncthreads();
-    const Rows& rows = args.rows;
     return {
         probability, per_row<float>(args.grad_logp, row), per_row<float>(args.grad_lse, row),
-        Rows::scored(rows, row) ? rows.token_ids[row] : -1, args.grad_lse != nullptr};
+        target, args.grad_lse != nullptr};
   }
 
   template <class T>
   __device__ __forceinline__ T element(T x, bool is_target) const {
-    const float p = probability_of(probability, to_acc<float>(x));
-    return from_acc<T>(gradient(is_target, p, grad, grad_lse, has_lse));
+    return from_acc<T>(
+        exact_gradient(probability, to_acc<float>(x), is_target, grad, grad_lse, has_lse));
   }
 };
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from detlogp import reference
+from detlogp._checks import CONTRACTS, check_choice
 from detlogp._native import build_info, select_cpu_path, select_cuda_layout
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -160,8 +161,11 @@ def logp_error_bound(
 
     Returns:
         [...], float64.
+
+    Raises: ValueError, for another contract, or the exact one with float64.
     """
     unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
+    _check_contract(contract, dtype)
     vocab = logits.shape[-1]
     x = logits.double()
     exact = reference.logp(logits, token_ids)
@@ -202,7 +206,10 @@ def gradient_error_bound(
 
     Returns:
         [..., V], float64.
+
+    Raises: ValueError, for another contract, or the exact one with float64.
     """
+    _check_contract(contract, dtype)
     vocab = probability.shape[-1]
     unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
     if contract == "exact":
@@ -217,6 +224,12 @@ def gradient_error_bound(
     # Two roundings to a subnormal of the arithmetic's type.
     bound = magnitude.double().unsqueeze(-1) * per_unit + 2.0**-149
     return bound + rounding_bound(gradient.abs() + bound, dtype)
+
+
+def _check_contract(contract: str, dtype: torch.dtype) -> None:
+    check_choice("contract", contract, CONTRACTS)
+    if contract == "exact" and dtype == torch.float64:
+        raise ValueError("dtype must not be float64, double arithmetic, with contract='exact'")
 
 
 def _exact_sum_error(probability: Tensor) -> Tensor:
