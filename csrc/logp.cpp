@@ -58,9 +58,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> logp_with_stats(
   args.logp_type = checked_dtype(dtype, "dtype");
   Tensor result = empty_per_row(logits, scalar_type(args.logp_type));
   args.logp = result.data_ptr();
-  Stats stats = allocate_stats(logits, lse_dtype, checked_arithmetic(arithmetic), args);
-  run(logits, args, args.rows.count, args.rows.vocab, checked_arithmetic(arithmetic),
-      cpu::kernels().forward, DETLOGP_LAUNCH(forward));
+  const Arithmetic chosen = checked_arithmetic(arithmetic);
+  Stats stats = allocate_stats(logits, lse_dtype, chosen, args);
+  run(logits, args, args.rows.count, args.rows.vocab, chosen, cpu::kernels().forward,
+      DETLOGP_LAUNCH(forward));
   return {result, stats.lse, stats.row_max, stats.log_sum};
 }
 
@@ -71,9 +72,10 @@ std::tuple<Tensor, Tensor, Tensor> logp_out(
   args.keep_unselected = true;
   args.logp_type = to_dtype(out.scalar_type(), "out");
   args.logp = per_row_data(out, out.scalar_type(), logits, "out");
-  Stats stats = allocate_stats(logits, lse_dtype, checked_arithmetic(arithmetic), args);
-  run(logits, args, args.rows.count, args.rows.vocab, checked_arithmetic(arithmetic),
-      cpu::kernels().forward, DETLOGP_LAUNCH(forward));
+  const Arithmetic chosen = checked_arithmetic(arithmetic);
+  Stats stats = allocate_stats(logits, lse_dtype, chosen, args);
+  run(logits, args, args.rows.count, args.rows.vocab, chosen, cpu::kernels().forward,
+      DETLOGP_LAUNCH(forward));
   return {stats.lse, stats.row_max, stats.log_sum};
 }
 

@@ -34,11 +34,11 @@ def random_problem(
     return Problem(logits, token_ids, grads[0], grads[1])
 
 
-def solve(problem: Problem, rows: Tensor | None = None) -> Answer:
+def solve(problem: Problem, rows: Tensor | None = None, contract: str = "locked") -> Answer:
     """Value, lse and gradient; the logits keep their strides, and must come back unwritten."""
     leaf = problem.logits.detach().requires_grad_()
     before = leaf.detach().clone()
-    result = detlogp.logp(leaf, problem.token_ids, rows=rows, return_lse=True)
+    result = detlogp.logp(leaf, problem.token_ids, rows=rows, contract=contract, return_lse=True)
     (gradient,) = torch.autograd.grad(
         result, leaf, (problem.grad_logp, problem.grad_lse), materialize_grads=True
     )

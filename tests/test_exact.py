@@ -2,8 +2,10 @@
 
 import math
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
+import calls
 import pytest
 import torch
 from calls import Answer, Problem, assert_same_answer, pick, random_problem
@@ -19,6 +21,7 @@ from detlogp.testing import (
     assert_same_bits,
     available_cpu_paths,
     cpu_path,
+    cuda_layout,
     gradient_error_bound,
     logp_error_bound,
     ulp_distance,
@@ -29,14 +32,7 @@ NAN = torch.nan
 TYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
-def solve(problem: Problem, **options: Any) -> Answer:
-    leaf = problem.logits.detach().requires_grad_()
-    result = detlogp.logp(leaf, problem.token_ids, contract="exact", return_lse=True, **options)
-    grads = [
-        g.to(r.dtype) for g, r in zip((problem.grad_logp, problem.grad_lse), result, strict=True)
-    ]
-    (grad,) = torch.autograd.grad(result, leaf, grads)
-    return Answer(result.logp.detach(), result.lse.detach(), grad)
+solve = partial(calls.solve, contract="exact")
 
 
 # ---- the bits, from the page ---------------------------------------------------------------------
@@ -198,8 +194,6 @@ def on_cpu(problem: Problem) -> Problem:
 def test_cuda_is_the_cpu(
     vocab: int, dtype: torch.dtype, layout: str, generator: torch.Generator
 ) -> None:
-    from detlogp._native import select_cuda_layout
-
     problem = random_problem(300 if vocab < 20000 else 67, vocab, dtype, "cuda", generator)
     problem.logits[1::7] += 300
     problem.logits[2, 0] = NAN
@@ -207,11 +201,8 @@ def test_cuda_is_the_cpu(
     problem.logits[4] = -INF
     problem.logits[5, vocab // 3 :] = -INF
     problem.token_ids[6] = -100
-    select_cuda_layout(layout)
-    try:
+    with cuda_layout(layout):
         answer = solve(problem)
-    finally:
-        select_cuda_layout("auto")
     expected = solve(on_cpu(problem))
     assert_same_answer(Answer(*(part.cpu() for part in answer)), expected)
 

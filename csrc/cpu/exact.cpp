@@ -7,8 +7,8 @@
 // Special cases  core/row.h
 // Source         core/exact.h
 #include "core/exact.h"
+#include "cpu/gradient_rows.h"
 #include "cpu/paths.h"
-#include "cpu/row_reader.h"
 
 namespace detlogp::cpu::DETLOGP_CPU_PATH {
 namespace {
@@ -75,42 +75,22 @@ struct RowGradient {
   float grad;
   float grad_lse;
   bool has_lse;
-};
 
-template <class T>
-DETLOGP_FN T element(const RowGradient& g, T x, bool is_target) {
-  return Narrow<T>::from(
-      exact_gradient(g.probability, to_float(x), is_target, g.grad, g.grad_lse, g.has_lse));
-}
-
-template <class T>
-void differentiate_row(const BackwardArgs& args, int64_t row) {
-  const Rows& rows = args.rows;
-  T* output = static_cast<T*>(args.grad_logits) + RowLayout::offset(args.grad_layout, row);
-  if (!Rows::scored(rows, row)) {
-    memset(output, 0, static_cast<size_t>(rows.vocab) * sizeof(T));
-    return;
+  template <class T>
+  DETLOGP_FN RowGradient load(const BackwardArgs& args, int64_t row, T at_target) {
+    return {
+        exact_probability(
+            per_row<float>(args.row_max, row), log_sum_of<double>(args, row), to_float(at_target)),
+        per_row<float>(args.grad_logp, row), per_row<float>(args.grad_lse, row),
+        args.grad_lse != nullptr};
   }
-  RowReader<T> reader;
-  open_row(reader, rows, row);
-  const int64_t target = rows.token_ids[row];
-  const T at_target = reader.row[target * rows.column_stride];
-  const RowGradient g{
-      exact_probability(
-          per_row<float>(args.row_max, row), log_sum_of<double>(args, row), to_float(at_target)),
-      per_row<float>(args.grad_logp, row), per_row<float>(args.grad_lse, row),
-      args.grad_lse != nullptr};
-  for_each_block(rows.vocab, [&](int64_t column, int count) {
-    const T* block = RowReader<T>::block(reader, column, count);
-    // Where the output is the input, an element is read before it is written, and by nobody after.
-#pragma GCC ivdep
-    for (int k = 0; k < count; ++k) {
-      output[column + k] = element(g, block[k], false);
-    }
-  });
-  // Written once more, so that the loop above has no comparison in it.
-  output[target] = element(g, at_target, true);
-}
+
+  template <class T>
+  DETLOGP_FN T element(const RowGradient& g, T x, bool is_target) {
+    return Narrow<T>::from(
+        exact_gradient(g.probability, to_float(x), is_target, g.grad, g.grad_lse, g.has_lse));
+  }
+};
 
 }  // namespace
 
@@ -125,11 +105,7 @@ void forward<Exact>(const ForwardArgs& args, int64_t first, int64_t last) {
 
 template <>
 void backward<Exact>(const BackwardArgs& args, int64_t first, int64_t last) {
-  visit_dtype(args.rows.logits_type, [&](auto zero) {
-    for (int64_t row = first; row < last; ++row) {
-      differentiate_row<decltype(zero)>(args, row);
-    }
-  });
+  differentiate_rows<RowGradient>(args, first, last);
 }
 
 }  // namespace detlogp::cpu::DETLOGP_CPU_PATH
