@@ -5,10 +5,11 @@
 namespace detlogp {
 
 Tensor probability(
-    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum) {
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
+    int64_t first_column, std::optional<int64_t> vocab_size) {
   const ScalarType compute_dtype = row_max.scalar_type();
   ProbabilityArgs args{};
-  args.rows = to_rows(logits, token_ids, mask);
+  args.rows = to_rows(logits, token_ids, mask, first_column, vocab_size);
   const Arithmetic arithmetic = set_statistics(args, row_max, log_sum, logits);
   Tensor result = empty_matrix(logits, compute_dtype);
   args.probability = result.data_ptr();
@@ -41,6 +42,9 @@ std::tuple<Tensor, Tensor> logp_tangent(
   TangentArgs args{};
   args.rows = to_rows(logits, token_ids, mask);
   const Arithmetic arithmetic = set_statistics(args, row_max, log_sum, logits);
+  STD_TORCH_CHECK(
+      arithmetic != Arithmetic::exact,
+      "detlogp: the tangent of the exact contract is made of exact_row_sum");
   args.tangent = to_operand(tangent, logits, "tangent");
   Tensor of_logp = empty_per_row(logits, compute_dtype);
   Tensor of_lse = empty_per_row(logits, compute_dtype);
@@ -53,11 +57,16 @@ std::tuple<Tensor, Tensor> logp_tangent(
 
 std::tuple<Tensor, Tensor, Tensor> logp_second_order(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
-    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse, Tensor cotangent) {
+    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse, Tensor cotangent,
+    std::optional<Tensor> mean, int64_t first_column, std::optional<int64_t> vocab_size) {
   const ScalarType compute_dtype = row_max.scalar_type();
   SecondOrderArgs args{};
-  args.rows = to_rows(logits, token_ids, mask);
+  args.rows = to_rows(logits, token_ids, mask, first_column, vocab_size);
   const Arithmetic arithmetic = set_statistics(args, row_max, log_sum, logits);
+  STD_TORCH_CHECK(
+      mean.has_value() == (arithmetic == Arithmetic::exact),
+      "detlogp: mean must be given where the statistics are the exact contract's, and only there");
+  args.mean = optional_per_row_data(mean, row_max, logits, "mean");
   args.grad_logp = optional_per_row_data(grad_logp, row_max, logits, "grad_logp");
   args.grad_lse = optional_per_row_data(grad_lse, row_max, logits, "grad_lse");
   args.cotangent = to_operand(cotangent, logits, "cotangent");

@@ -89,10 +89,11 @@ struct BackwardCall {
 BackwardCall to_backward_call(
     const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask,
     const Tensor& row_max, const Tensor& log_sum, const std::optional<Tensor>& grad_logp,
-    const std::optional<Tensor>& grad_lse) {
+    const std::optional<Tensor>& grad_lse, int64_t first_column,
+    std::optional<int64_t> vocab_size) {
   BackwardCall call{};
   BackwardArgs& args = call.args;
-  args.rows = to_rows(logits, token_ids, mask);
+  args.rows = to_rows(logits, token_ids, mask, first_column, vocab_size);
   call.arithmetic = set_statistics(args, row_max, log_sum, logits);
   args.grad_logp = optional_per_row_data(grad_logp, row_max, logits, "grad_logp");
   args.grad_lse = optional_per_row_data(grad_lse, row_max, logits, "grad_lse");
@@ -108,9 +109,10 @@ void run_backward(const Tensor& logits, const BackwardCall& call) {
 
 Tensor logp_backward(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
-    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse) {
-  BackwardCall call =
-      to_backward_call(logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse);
+    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse, int64_t first_column,
+    std::optional<int64_t> vocab_size) {
+  BackwardCall call = to_backward_call(
+      logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse, first_column, vocab_size);
   Tensor result = empty_matrix(logits, logits.scalar_type());
   call.args.grad_logits = result.data_ptr();
   call.args.grad_layout = row_layout(result);
@@ -121,8 +123,8 @@ Tensor logp_backward(
 void logp_backward_inplace(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
     std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse) {
-  BackwardCall call =
-      to_backward_call(logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse);
+  BackwardCall call = to_backward_call(
+      logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse, 0, std::nullopt);
   STD_TORCH_CHECK(
       call.args.rows.column_stride == 1 || call.args.rows.vocab == 1,
       "detlogp: logits must have adjacent columns, got a stride of ", call.args.rows.column_stride);

@@ -25,9 +25,11 @@ std::tuple<Tensor, Tensor, Tensor> logp_out(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t lse_dtype,
     int64_t arithmetic, bool nan_for_invalid, Tensor out);
 
+// Where `vocab_size` is given, the logits are the columns from `first_column` of rows of that size.
 Tensor logp_backward(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
-    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse);
+    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse, int64_t first_column,
+    std::optional<int64_t> vocab_size);
 
 // The same into the logits' own storage, of which no two elements may share memory.
 void logp_backward_inplace(

@@ -3,6 +3,7 @@
 
 #include "derivatives.h"
 #include "logp.h"
+#include "parts.h"
 
 STABLE_TORCH_LIBRARY(detlogp, m) {
   m.def(
@@ -18,21 +19,39 @@ STABLE_TORCH_LIBRARY(detlogp, m) {
       " -> (Tensor lse, Tensor row_max, Tensor log_sum)");
   m.def(
       "logp_backward(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max, Tensor log_sum,"
-      " Tensor? grad_logp, Tensor? grad_lse) -> Tensor");
+      " Tensor? grad_logp, Tensor? grad_lse, int first_column=0, int? vocab_size=None) -> Tensor");
   m.def(
       "logp_backward_inplace(Tensor(a!) logits, Tensor token_ids, Tensor? mask, Tensor row_max,"
       " Tensor log_sum, Tensor? grad_logp, Tensor? grad_lse) -> ()");
   m.def(
       "logp_second_order(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max,"
-      " Tensor log_sum, Tensor? grad_logp, Tensor? grad_lse, Tensor cotangent)"
+      " Tensor log_sum, Tensor? grad_logp, Tensor? grad_lse, Tensor cotangent, Tensor? mean=None,"
+      " int first_column=0, int? vocab_size=None)"
       " -> (Tensor grad_logits, Tensor grad_grad_logp, Tensor grad_grad_lse)");
   m.def(
       "logp_tangent(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max, Tensor log_sum,"
       " Tensor tangent) -> (Tensor logp_tangent, Tensor lse_tangent)");
   m.def(
-      "probability(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max, Tensor log_sum)"
-      " -> Tensor");
+      "probability(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max, Tensor log_sum,"
+      " int first_column=0, int? vocab_size=None) -> Tensor");
   m.def("row_sum(Tensor values) -> Tensor");
+  m.def(
+      "exact_max(Tensor logits, Tensor token_ids, Tensor? mask, int first_column, int vocab_size,"
+      " Tensor(a!) keys) -> ()");
+  m.def(
+      "exact_sum(Tensor logits, Tensor token_ids, Tensor? mask, int first_column, int vocab_size,"
+      " Tensor keys, Tensor(a!) sums) -> ()");
+  m.def(
+      "exact_finish(Tensor keys, Tensor sums, Tensor token_ids, Tensor? mask, int vocab_size,"
+      " int dtype, int lse_dtype, bool nan_for_invalid)"
+      " -> (Tensor logp, Tensor lse, Tensor row_max, Tensor log_sum)");
+  m.def(
+      "exact_extremes(Tensor operand, Tensor? logits, Tensor? token_ids, Tensor? mask,"
+      " Tensor? row_max, Tensor? log_sum, int vocab_size, Tensor(a!) keys) -> ()");
+  m.def(
+      "exact_row_sum(Tensor operand, Tensor? logits, Tensor? token_ids, Tensor? mask,"
+      " Tensor? row_max, Tensor? log_sum, int vocab_size, Tensor keys, Tensor(a!) sums) -> ()");
+  m.def("exact_total(Tensor keys, Tensor sums, int vocab_size) -> Tensor");
   m.def("build_info() -> str");
   m.def("select_cpu_path(str name) -> str");
   m.def("select_cuda_layout(str name) -> str");
@@ -51,6 +70,12 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("logp_tangent", TORCH_BOX(&detlogp::logp_tangent));
   m.impl("probability", TORCH_BOX(&detlogp::probability));
   m.impl("row_sum", TORCH_BOX(&detlogp::row_sum));
+  m.impl("exact_max", TORCH_BOX(&detlogp::exact_max));
+  m.impl("exact_sum", TORCH_BOX(&detlogp::exact_sum));
+  m.impl("exact_finish", TORCH_BOX(&detlogp::exact_finish));
+  m.impl("exact_extremes", TORCH_BOX(&detlogp::exact_extremes));
+  m.impl("exact_row_sum", TORCH_BOX(&detlogp::exact_row_sum));
+  m.impl("exact_total", TORCH_BOX(&detlogp::exact_total));
 }
 
 }  // namespace

@@ -35,41 +35,53 @@ class DefaultFloatEnvironment {
   fenv_t saved_;
 };
 
-template <class Args>
-struct CudaCall {
-  using Launch = void (*)(const Args& args, Arithmetic arithmetic, void* stream);
-
-  const Args& args;
-  Arithmetic arithmetic;
-  Launch launch;
-};
-
-// `count` rows of `vocab` columns. `launch` is null in a build without CUDA.
-template <class Args>
-void run(
-    const Tensor& logits, const Args& args, int64_t count, int64_t vocab, Arithmetic arithmetic,
-    const cpu::KernelSet<Args>& on_cpu, typename CudaCall<Args>::Launch launch) {
-  if (count == 0) {
+// `count` rows of `columns` columns, on the device of `tensor`: `launch(stream)` on CUDA.
+template <class Args, class Launch>
+void run_where_it_is(
+    const Tensor& tensor, const Args& args, int64_t count, int64_t columns,
+    cpu::Kernel<Args> on_cpu, const Launch& launch) {
+  if (count == 0 || columns == 0) {
     return;
   }
-  if (logits.is_cpu()) {
+  if (tensor.is_cpu()) {
     constexpr int64_t kElementsPerTask = 32768;
-    const auto kernel = on_cpu[static_cast<size_t>(arithmetic)];
     torch::stable::parallel_for(
-        0, count, kElementsPerTask / vocab + 1, [&](int64_t first, int64_t last) {
+        0, count, kElementsPerTask / columns + 1, [&](int64_t first, int64_t last) {
           const DefaultFloatEnvironment environment;
-          kernel(args, first, last);
+          on_cpu(args, first, last);
         });
     return;
   }
-  CudaCall<Args> call{args, arithmetic, launch};
   on_cuda_stream(
-      logits,
-      [](void* stream, void* context) {
-        const auto& call = *static_cast<CudaCall<Args>*>(context);
-        call.launch(call.args, call.arithmetic, stream);
-      },
-      &call);
+      tensor, [](void* stream, void* launch) { (*static_cast<const Launch*>(launch))(stream); },
+      const_cast<Launch*>(&launch));
+}
+
+// A launcher; null in a build without CUDA.
+template <class Args>
+struct Launcher {
+  using Plain = void (*)(const Args& args, void* stream);
+  using OfArithmetic = void (*)(const Args& args, Arithmetic arithmetic, void* stream);
+};
+
+// A kernel that each arithmetic has.
+template <class Args>
+void run(
+    const Tensor& tensor, const Args& args, int64_t count, int64_t columns, Arithmetic arithmetic,
+    const cpu::KernelSet<Args>& on_cpu, typename Launcher<Args>::OfArithmetic launch) {
+  const auto kernel = on_cpu[static_cast<size_t>(arithmetic)];
+  run_where_it_is(tensor, args, count, columns, kernel, [&](void* stream) {
+    launch(args, arithmetic, stream);
+  });
+}
+
+// A kernel of one arithmetic.
+template <class Args>
+void run(
+    const Tensor& tensor, const Args& args, int64_t count, int64_t columns,
+    cpu::Kernel<Args> on_cpu, typename Launcher<Args>::Plain launch) {
+  run_where_it_is(
+      tensor, args, count, columns, on_cpu, [&](void* stream) { launch(args, stream); });
 }
 
 }  // namespace detlogp

@@ -171,14 +171,33 @@ Operand to_operand(const Tensor& matrix, const Tensor& logits, const char* name)
   return {matrix.const_data_ptr(), row_layout(matrix), matrix.stride(matrix.dim() - 1)};
 }
 
-Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask) {
+int64_t row_count(const Tensor& logits) {
+  const auto sizes = logits.sizes();
+  int64_t count = 1;
+  for (size_t d = 0; d + 1 < sizes.size(); ++d) {
+    count *= sizes[d];
+  }
+  return count;
+}
+
+Rows to_rows(
+    const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask,
+    int64_t first_column, std::optional<int64_t> vocab_size) {
   const int64_t dims = logits.dim();
   STD_TORCH_CHECK(dims >= 1, "detlogp: logits must have at least one dimension, got 0");
   Rows rows{};
   rows.logits_type = to_dtype(logits.scalar_type(), "logits");
   rows.vocab = logits.size(dims - 1);
-  STD_TORCH_CHECK(rows.vocab >= 1, "detlogp: logits must have at least one column, got 0");
-  rows.count = logits.numel() / rows.vocab;
+  rows.first_column = first_column;
+  rows.whole_vocab = vocab_size.value_or(rows.vocab);
+  STD_TORCH_CHECK(
+      vocab_size.has_value() || rows.vocab >= 1,
+      "detlogp: logits must have at least one column, got 0");
+  STD_TORCH_CHECK(
+      first_column >= 0 && rows.whole_vocab >= 1 && rows.vocab <= rows.whole_vocab - first_column,
+      "detlogp: columns from ", first_column, " must lie in rows of ", rows.whole_vocab, ", got ",
+      rows.vocab, " of them");
+  rows.count = row_count(logits);
   rows.layout = row_layout(logits);
   rows.column_stride = logits.stride(dims - 1);
   rows.logits = logits.const_data_ptr();
@@ -188,6 +207,10 @@ Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<
     rows.mask = static_cast<const bool*>(per_row_data(*mask, ScalarType::Bool, logits, "mask"));
   }
   return rows;
+}
+
+Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask) {
+  return to_rows(logits, token_ids, mask, 0, std::nullopt);
 }
 
 #if defined(DETLOGP_CUDA)

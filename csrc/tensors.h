@@ -44,6 +44,15 @@ RowLayout row_layout(const Tensor& logits);
 // The rows of `logits` [..., V] with `token_ids` and `mask`, both of its leading shape.
 Rows to_rows(const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask);
 
+// The same where the logits are the columns from `first_column` of rows of `vocab_size`, where that is given;
+// there may then be no columns.
+Rows to_rows(
+    const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask,
+    int64_t first_column, std::optional<int64_t> vocab_size);
+
+// The product of logits' leading dimensions.
+int64_t row_count(const Tensor& logits);
+
 // The data of a contiguous tensor of logits' leading shape and device, and of the given type.
 void* per_row_data(const Tensor& values, ScalarType type, const Tensor& logits, const char* name);
 

@@ -158,3 +158,17 @@ def gradient(row: list[float], token_id: int, g: float, g_lse: float | None) -> 
         product = f32(Fraction(g) * score)
         result.append(float(product if g_lse is None else f32(Fraction(g_lse) * p + product)))
     return result
+
+
+def row_sum(terms: list[float], vocab: int | None = None) -> float:
+    """Of finite terms of either sign, in float32."""
+    bits = 0
+    while 2**bits < (vocab or len(terms)):
+        bits += 1
+    largest = max(abs(Fraction(a)) for a in terms)
+    exponent = -80
+    while Fraction(2) ** (exponent + 1) <= largest:
+        exponent += 1
+    unit = Fraction(2) ** (exponent - (42 if bits <= 19 else 61 - bits))
+    whole = sum(round(Fraction(a) / unit) for a in terms)
+    return float(f32(f64(whole) * unit))

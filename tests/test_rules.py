@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from detlogp import _native, primitives
 from detlogp._guards import call
 from detlogp.primitives._function import Primitive
+from detlogp.primitives.columns import Columns
 from detlogp.primitives.gather import Gather, gather
 from detlogp.primitives.gradient import Gradient, gradient
 from detlogp.primitives.probability import Probability, probability
@@ -33,6 +34,7 @@ N, V = 4, 5
 MASK = torch.tensor([True, True, False, True])
 IDS = torch.tensor([1, -100, 2, 4])
 UNSCORED = [1, 2]
+WHOLE = Columns(V, V)
 
 
 def _rows(x: Tensor) -> Rows:
@@ -44,7 +46,7 @@ def _rows(x: Tensor) -> Rows:
 
 
 def _score(x: Tensor) -> tuple[Tensor, Tensor]:
-    _, ids, mask, _, _ = _rows(x)
+    _, ids, mask, *_ = _rows(x)
     options = (3, 3, True, False)
     logp, lse, _, _ = Score.apply(x, ids, mask, *options)  # type: ignore[no-untyped-call]
     return logp, torch.where(lse.isinf(), 0.0, lse)
@@ -52,10 +54,10 @@ def _score(x: Tensor) -> tuple[Tensor, Tensor]:
 
 # For each primitive, a function of its differentiable operands, and what these are.
 CASES: dict[type[Primitive], tuple[Callable[..., Any], str]] = {
-    Gather: (lambda m: gather(m, IDS.to(m.device), MASK.to(m.device)), "matrix"),
-    Scatter: (lambda v: scatter(v, IDS.to(v.device), MASK.to(v.device), V), "vector"),
-    RowSum: (row_sum, "matrix"),
-    RowExpand: (lambda v: row_expand(v, V), "vector"),
+    Gather: (lambda m: gather(m, IDS.to(m.device), MASK.to(m.device), WHOLE), "matrix"),
+    Scatter: (lambda v: scatter(v, IDS.to(v.device), MASK.to(v.device), WHOLE), "vector"),
+    RowSum: (lambda m: row_sum(m, WHOLE), "matrix"),
+    RowExpand: (lambda v: row_expand(v, WHOLE), "vector"),
     Probability: (lambda x: probability(_rows(x)), "matrix"),
     Score: (_score, "matrix"),
     Gradient: (lambda x, a, b: gradient(_rows(x), a, b), "matrix vector vector"),
@@ -151,17 +153,18 @@ def test_fused_kernels_equal_the_formulas(
     p, wide = probability(rows), widen(rows, u)
     nothing = torch.zeros_like(a)
     of_p = (nothing if grad_lse is None else b) - (nothing if grad_logp is None else a)
-    mean, c = row_sum(p * wide), row_expand(of_p, vocab)
-    of_logp = gather(wide, ids, mask) - mean
+    columns = rows.columns
+    mean, c = row_sum(p * wide, columns), row_expand(of_p, columns)
+    of_logp = gather(wide, ids, mask, columns) - mean
     first = c * p
     if grad_logp is not None:
-        first = first + scatter(grad_logp, ids, mask, vocab)
-    second = c * (p * (wide - row_expand(mean, vocab)))
+        first = first + scatter(grad_logp, ids, mask, columns)
+    second = c * (p * (wide - row_expand(mean, columns)))
 
     fused = (
-        call(_native.logp_backward_op, *rows, grad_logp, grad_lse),
-        *call(_native.logp_tangent_op, *rows, u),
-        *call(_native.logp_second_order_op, *rows, grad_logp, grad_lse, u),
+        call(_native.logp_backward_op, *rows.tensors, grad_logp, grad_lse),
+        *call(_native.logp_tangent_op, *rows.tensors, u),
+        *call(_native.logp_second_order_op, *rows.tensors, grad_logp, grad_lse, u),
     )
     # One unit for each addition of a lane and of the tree, and for each product: of terms that
     # sum to the largest |u| at most. Both sides have this error.
@@ -181,6 +184,7 @@ def _raw_calls(x: Tensor) -> dict[str, Callable[[], object]]:
     """Every raw operator, with the tensor as an operand."""
     ids, f32 = torch.zeros(N, dtype=torch.int64, device=x.device), 2
     vector, zeros = torch.zeros(N, device=x.device), torch.zeros(N, V, device=x.device)
+    keys, sums = torch.zeros(2, N, dtype=torch.int32, device=x.device), torch.zeros_like(ids)
     rows = (x, ids, None, vector, vector)
     plain_rows = (zeros, ids, None, vector, vector)
     ops = torch.ops.detlogp
@@ -198,6 +202,10 @@ def _raw_calls(x: Tensor) -> dict[str, Callable[[], object]]:
         "logp_tangent's tangent": lambda: ops.logp_tangent(*plain_rows, x),
         "probability": lambda: ops.probability(*rows),
         "row_sum": lambda: ops.row_sum(x),
+        "exact_max": lambda: ops.exact_max(x, ids, None, 0, V, keys),
+        "exact_sum": lambda: ops.exact_sum(x, ids, None, 0, V, keys, sums),
+        "exact_extremes": lambda: ops.exact_extremes(x, *(None,) * 5, V, keys),
+        "exact_row_sum": lambda: ops.exact_row_sum(x, *(None,) * 5, V, keys, sums),
     }
 
 
@@ -235,4 +243,5 @@ def test_every_raw_operator_is_guarded() -> None:
     names = {name.partition("'")[0] for name in RAW}
     schemas = torch._C._jit_get_all_schemas()
     ours = {s.name.split("::")[1] for s in schemas if s.name.startswith("detlogp::")}
-    assert names == ours - {"build_info", "select_cpu_path", "select_cuda_layout"}
+    of_integers = {"exact_finish", "exact_total"}
+    assert names == ours - of_integers - {"build_info", "select_cpu_path", "select_cuda_layout"}

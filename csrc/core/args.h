@@ -30,7 +30,8 @@ struct RowLayout {
   }
 };
 
-// N rows of V logits, the ids that they are scored at, and which rows count.
+// N rows of V logits, the ids that they are scored at, and which rows count. Where the logits are a part
+// of the rows' columns (a shard of the vocabulary), V is the part's, and ids count in whole rows.
 struct Rows {
   const void* logits;
   Dtype logits_type;
@@ -38,6 +39,8 @@ struct Rows {
   int64_t column_stride;     // elements
   int64_t count;             // N
   int64_t vocab;             // V
+  int64_t first_column;      // where the part begins; 0 for whole rows
+  int64_t whole_vocab;       // the columns of whole rows
   const int64_t* token_ids;  // [N]
   const bool* mask;          // [N], or null: every row is selected
 
@@ -47,7 +50,14 @@ struct Rows {
   // Selected, and its id is a column. The logits of any other row are not read.
   DETLOGP_FN bool scored(const Rows& rows, int64_t row) {
     const auto id = static_cast<uint64_t>(rows.token_ids[row]);
-    return selected(rows, row) && id < static_cast<uint64_t>(rows.vocab);
+    return selected(rows, row) && id < static_cast<uint64_t>(rows.whole_vocab);
+  }
+  // The column of a scored row's target; outside [0, V) where another part has it.
+  DETLOGP_FN int64_t target(const Rows& rows, int64_t row) {
+    return rows.token_ids[row] - rows.first_column;
+  }
+  DETLOGP_FN bool has_column(const Rows& rows, int64_t column) {
+    return static_cast<uint64_t>(column) < static_cast<uint64_t>(rows.vocab);
   }
 };
 
@@ -100,6 +110,33 @@ struct RowSumArgs {
   void* sums;  // [N] of the accumulation type
 };
 
+// A step of the exact contract, whose rows may come in parts (core/parts.h): a max, or a sum of quanta.
+struct PartArgs {
+  Rows rows;             // no logits: the terms are the operand's own
+  const void* row_max;   // [N], float32, for the terms p u, as log_sum
+  const void* log_sum;   // [N], double
+  Operand operand;       // u, of the logits' type; or the terms, float32
+  const int32_t* scale;  // [2, N], the keys that a sum is scaled by
+  int32_t* keys;         // [2, N], raised to what this part has
+  uint64_t* sums;        // [N], to which this part is added
+};
+
+// The end of the exact contract's rows: `forward.rows` has no logits, and the columns of whole rows.
+struct FinishArgs {
+  ForwardArgs forward;
+  const int32_t* keys;   // [2, N]
+  const uint64_t* sums;  // [N]
+};
+
+// The end of a row sum in whole numbers.
+struct TotalArgs {
+  int64_t count;
+  int64_t vocab;         // of whole rows
+  const int32_t* keys;   // [2, N]
+  const uint64_t* sums;  // [N]
+  float* totals;         // [N]
+};
+
 // lse_tangent[r] = sum_v p[r, v] dx[r, v], logp_tangent[r] = dx[r, t] - lse_tangent[r]
 struct TangentArgs {
   Rows rows;
@@ -120,6 +157,7 @@ struct SecondOrderArgs {
   bool log_sum_is_double;
   const void* grad_logp;  // or null, as grad_lse
   const void* grad_lse;
+  const void* mean;  // e, or null: it is computed here, in the locked order
   Operand cotangent;
   void* grad_logits;  // [N, V], contiguous, of the logits' type
   void* grad_grad_logp;

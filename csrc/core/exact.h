@@ -25,12 +25,18 @@ struct ExactScale {
   int log2_scale;  // the exponent of the scale: Q for the sum, 0 for p
 };
 
+// log2(vocab), rounded up.
+DETLOGP_FN int log2_up(int64_t vocab) {
+  int result = 0;
+  while ((int64_t{1} << result) < vocab) {
+    ++result;
+  }
+  return result;
+}
+
 // V 2^Q stays below 2^63, so that S, of terms below 1.5 2^Q, stays below 2^64.
 DETLOGP_FN int log2_quanta(int64_t vocab) {
-  int log2_vocab = 0;
-  while ((int64_t{1} << log2_vocab) < vocab) {
-    ++log2_vocab;
-  }
+  const int log2_vocab = log2_up(vocab);
   return log2_vocab <= 20 ? 43 : 63 - log2_vocab;
 }
 

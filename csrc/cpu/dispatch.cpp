@@ -8,7 +8,7 @@
 namespace detlogp::cpu {
 namespace {
 
-// The higher derivatives of the exact contract are those of float32.
+// The higher derivatives of the exact contract are those of float32, with sums of its own.
 #define DETLOGP_SET(name, Exact)             \
   {                                          \
     {                                        \
@@ -22,7 +22,13 @@ namespace {
    DETLOGP_SET(path::second_order, float), \
    DETLOGP_SET(path::tangent, float),      \
    DETLOGP_SET(path::probability, float),  \
-   DETLOGP_SET(path::row_sum, float)}
+   DETLOGP_SET(path::row_sum, float),      \
+   path::exact_max,                        \
+   path::exact_sum,                        \
+   path::exact_extremes,                   \
+   path::exact_row_sum,                    \
+   path::exact_finish,                     \
+   path::exact_total}
 
 // Widest first.
 struct Path {

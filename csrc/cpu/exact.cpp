@@ -6,43 +6,12 @@
 // Accuracy       detlogp.testing.logp_error_bound, gradient_error_bound
 // Special cases  core/row.h
 // Source         core/exact.h
-#include "core/exact.h"
+#include "cpu/exact_row.h"
 #include "cpu/gradient_rows.h"
 #include "cpu/paths.h"
 
 namespace detlogp::cpu::DETLOGP_CPU_PATH {
 namespace {
-
-template <class T>
-DETLOGP_FN float to_float(T x) {
-  return static_cast<float>(widen(x));
-}
-
-// NaN where the row holds one.
-template <class T>
-float find_max(RowReader<T>& reader, int64_t vocab) {
-  const float minus_infinity = bit_cast<float>(0xff800000u);
-  float lane[kMaxLanes];
-  uint32_t is_nan[kMaxLanes] = {};
-  for (float& value : lane) {
-    value = minus_infinity;
-  }
-  for_each_block(vocab, [&](int64_t column, int count) {
-    const T* block = RowReader<T>::block(reader, column, count);
-    for (int k = 0; k < count; ++k) {
-      const float x = to_float(block[k]);
-      lane[k] = x > lane[k] ? x : lane[k];
-      is_nan[k] |= x != x ? 1u : 0u;
-    }
-  });
-  float result = minus_infinity;
-  uint32_t any_nan = 0;
-  for (int k = 0; k < kMaxLanes; ++k) {
-    result = lane[k] > result ? lane[k] : result;
-    any_nan |= is_nan[k];
-  }
-  return any_nan != 0 ? bit_cast<float>(0x7fc00000u) : result;
-}
 
 template <class T>
 void score_row(const ForwardArgs& args, int64_t row) {
@@ -55,18 +24,8 @@ void score_row(const ForwardArgs& args, int64_t row) {
   open_row(reader, rows, row);
   const float row_max = find_max(reader, rows.vocab);
   const ExactScale scale = scale_of_sum(row_max, log2_quanta(rows.vocab));
-  uint64_t lane[kMaxLanes] = {};
-  for_each_block(rows.vocab, [&](int64_t column, int count) {
-    const T* block = RowReader<T>::block(reader, column, count);
-    for (int k = 0; k < count; ++k) {
-      lane[k] += quanta(scale, to_float(block[k]));
-    }
-  });
-  uint64_t sum = 0;
-  for (const uint64_t part : lane) {
-    sum += part;
-  }
-  const T target = reader.row[rows.token_ids[row] * rows.column_stride];
+  const uint64_t sum = sum_quanta(reader, rows.vocab, scale);
+  const T target = reader.row[Rows::target(rows, row) * rows.column_stride];
   store_exact_row(args, row, to_float(target), row_max, scale, sum);
 }
 

@@ -18,8 +18,9 @@ static void differentiate_row(const BackwardArgs& args, int64_t row) {
   }
   RowReader<T> reader;
   open_row(reader, rows, row);
-  const int64_t target = rows.token_ids[row];
-  const T at_target = reader.row[target * rows.column_stride];
+  const int64_t target = Rows::target(rows, row);
+  const bool is_here = Rows::has_column(rows, target);
+  const T at_target = is_here ? reader.row[target * rows.column_stride] : T{};
   const G g = G::load(args, row, at_target);
   for_each_block(rows.vocab, [&](int64_t column, int count) {
     const T* block = RowReader<T>::block(reader, column, count);
@@ -30,7 +31,9 @@ static void differentiate_row(const BackwardArgs& args, int64_t row) {
     }
   });
   // Written once more, so that the loop above has no comparison in it.
-  output[target] = G::element(g, at_target, true);
+  if (is_here) {
+    output[target] = G::element(g, at_target, true);
+  }
 }
 
 template <class G>

@@ -23,6 +23,13 @@ struct Kernels {
   KernelSet<TangentArgs> tangent;
   KernelSet<ProbabilityArgs> probability;
   KernelSet<RowSumArgs> row_sum;
+  // Of the exact contract alone.
+  Kernel<PartArgs> exact_max;
+  Kernel<PartArgs> exact_sum;
+  Kernel<PartArgs> exact_extremes;
+  Kernel<PartArgs> exact_row_sum;
+  Kernel<FinishArgs> exact_finish;
+  Kernel<TotalArgs> exact_total;
 };
 
 // The path in use; chosen once, at the first call, as the widest that the processor supports.

@@ -16,6 +16,12 @@
   DETLOGP_DECLARE_KERNEL(tangent, TangentArgs)                 \
   DETLOGP_DECLARE_KERNEL(probability, ProbabilityArgs)         \
   DETLOGP_DECLARE_KERNEL(row_sum, RowSumArgs)                  \
+  void exact_max(const PartArgs&, int64_t, int64_t);           \
+  void exact_sum(const PartArgs&, int64_t, int64_t);           \
+  void exact_extremes(const PartArgs&, int64_t, int64_t);      \
+  void exact_row_sum(const PartArgs&, int64_t, int64_t);       \
+  void exact_finish(const FinishArgs&, int64_t, int64_t);      \
+  void exact_total(const TotalArgs&, int64_t, int64_t);        \
   template <>                                                  \
   void forward<Exact>(const ForwardArgs&, int64_t, int64_t);   \
   template <>                                                  \

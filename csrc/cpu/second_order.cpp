@@ -34,14 +34,16 @@ void differentiate_row(const SecondOrderArgs& args, int64_t row) {
   RowReader<T> cotangent;
   open_row(logits, rows, row);
   open_row(cotangent, args.cotangent, row);
-  const Acc mean = sum_in_lanes<Acc>(rows.vocab, [&](Acc* lane, int64_t column, int count) {
+  const auto add_block = [&](Acc* lane, int64_t column, int count) {
     const T* x = RowReader<T>::block(logits, column, count);
     const T* u = RowReader<T>::block(cotangent, column, count);
     for (int k = 0; k < count; ++k) {
       const Acc p = exp_nonpositive((static_cast<Acc>(widen(x[k])) - row_max) - log_sum);
       lane[k] = fused_multiply_add(p, static_cast<Acc>(widen(u[k])), lane[k]);
     }
-  });
+  };
+  const Acc mean = args.mean == nullptr ? sum_in_lanes<Acc>(rows.vocab, add_block)
+                                        : per_row<Acc>(args.mean, row);
   for_each_block(rows.vocab, [&](int64_t column, int count) {
     const T* x = RowReader<T>::block(logits, column, count);
     const T* u = RowReader<T>::block(cotangent, column, count);
@@ -51,7 +53,9 @@ void differentiate_row(const SecondOrderArgs& args, int64_t row) {
           Narrow<T>::from(second_order_element(c, p, static_cast<Acc>(widen(u[k])), mean));
     }
   });
-  const T target = cotangent.row[rows.token_ids[row] * cotangent.column_stride];
+  const int64_t column = Rows::target(rows, row);
+  const bool is_here = Rows::has_column(rows, column);
+  const T target = is_here ? cotangent.row[column * cotangent.column_stride] : T{};
   grad_grad_logp[row] = static_cast<Acc>(widen(target)) - mean;
   grad_grad_lse[row] = mean;
 }

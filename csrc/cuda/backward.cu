@@ -25,13 +25,12 @@ struct RowGradient {
   __device__ __forceinline__ static RowGradient load(
       const BackwardArgs& args, int64_t row, int64_t, int64_t) {
     const Rows& rows = args.rows;
-    return {
-        per_row<Acc>(args.row_max, row),
-        log_sum_of<Acc>(args, row),
-        per_row<Acc>(args.grad_logp, row),
-        per_row<Acc>(args.grad_lse, row),
-        Rows::scored(rows, row) ? rows.token_ids[row] : -1,
-        args.grad_lse != nullptr};
+    return {per_row<Acc>(args.row_max, row),
+            log_sum_of<Acc>(args, row),
+            per_row<Acc>(args.grad_logp, row),
+            per_row<Acc>(args.grad_lse, row),
+            target_of(rows, row),
+            args.grad_lse != nullptr};
   }
 
   template <class T>

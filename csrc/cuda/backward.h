@@ -1,7 +1,7 @@
 // The first-order gradient's walk over [N, V]. `G` is what a row's elements share:
 //   static G load<T>(const BackwardArgs&, int64_t row, int64_t first, int64_t last), by all threads of a
 //     block that has these columns; it may read no other logits, which may be overwritten already
-//   int64_t target, -1 where the row is exactly zero
+//   int64_t target, from target_of
 //   T element<T>(T x, bool is_target)
 #pragma once
 
@@ -10,6 +10,13 @@
 #include "cuda/policy.h"
 
 namespace detlogp::cuda {
+
+// The row's target, which may lie in another part of its columns; kNoTarget where the row is exactly zero.
+constexpr int64_t kNoTarget = INT64_MIN;
+
+__device__ __forceinline__ int64_t target_of(const Rows& rows, int64_t row) {
+  return Rows::scored(rows, row) ? Rows::target(rows, row) : kNoTarget;
+}
 
 // `target` counts from the vector's first element; almost always it lies outside.
 template <class T, class G>
@@ -108,7 +115,7 @@ __device__ __forceinline__ void differentiate_part(
   const int64_t end = head + (part + 1) * kColumns;
   const int64_t last = end < rows.vocab ? end : rows.vocab;
   const G g = G::template load<T>(args, row, first, last);
-  if (g.target < 0) {
+  if (g.target == kNoTarget) {
     zero_elements(output, first, last);
     return;
   }

@@ -25,9 +25,9 @@ struct ExactRowGradient {
       const BackwardArgs& args, int64_t row, int64_t first, int64_t last) {
     __shared__ ExactProbability probability;
     const Rows& rows = args.rows;
-    const int64_t target = Rows::scored(rows, row) ? rows.token_ids[row] : -1;
+    const int64_t target = target_of(rows, row);
     __syncthreads();
-    if (threadIdx.x == 0 && target >= 0) {
+    if (threadIdx.x == 0 && target != kNoTarget) {
       const T* logits = row_of<T>(rows, row);
       const bool is_here = target >= first && target < last;
       const T at_target = is_here ? logits[target * rows.column_stride] : T{};

@@ -16,6 +16,14 @@ void launch_row_sum(const RowSumArgs& args, Arithmetic arithmetic, void* stream)
 void launch_exact_rows(const ForwardArgs& args, void* stream);
 void launch_exact_backward(const BackwardArgs& args, void* stream);
 
+// Its steps, for rows whose columns come in parts.
+void launch_exact_max(const PartArgs& args, void* stream);
+void launch_exact_sum(const PartArgs& args, void* stream);
+void launch_exact_extremes(const PartArgs& args, void* stream);
+void launch_exact_row_sum(const PartArgs& args, void* stream);
+void launch_exact_finish(const FinishArgs& args, void* stream);
+void launch_exact_total(const TotalArgs& args, void* stream);
+
 // How the forward lays its work out: "auto", "rows" (a block a row), or "ring1", "ring2", "ring4",
 // "ring8" (so many blocks a row, where that serves). Returns false for another name. For tests.
 bool select_layout(const char* name);

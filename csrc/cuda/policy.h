@@ -36,6 +36,12 @@ struct ExactPolicy {
       32768;  // of a row: below it, a row is copied to shared memory
 };
 
+// The steps of the exact contract.
+struct PartPolicy {
+  static constexpr int kThreads = 256;
+  static constexpr int kBytesPerBlock = 32768;  // of a row's logits or terms
+};
+
 struct BackwardPolicy {
   static constexpr int kThreads = 256;
   static constexpr int kVectors = 4;            // 16-byte loads in flight per thread

@@ -80,7 +80,9 @@ __device__ __forceinline__ void differentiate_row(const SecondOrderArgs& args, i
   const Acc row_max = per_row<Acc>(args.row_max, row);
   const Acc log_sum = log_sum_of<Acc>(args, row);
   const Acc c = per_row<Acc>(args.grad_lse, row) - per_row<Acc>(args.grad_logp, row);
-  const Acc mean = mean_of_row<T, Acc>(rows, args.cotangent, row, row_max, log_sum, groups);
+  const Acc mean = args.mean == nullptr
+                       ? mean_of_row<T, Acc>(rows, args.cotangent, row, row_max, log_sum, groups)
+                       : per_row<Acc>(args.mean, row);
   const RowCurvature<Acc> curvature{row_max, log_sum, c, mean};
   const T* x = row_of<T>(rows, row);
   const T* u = row_of<T>(args.cotangent, row);
@@ -95,7 +97,9 @@ __device__ __forceinline__ void differentiate_row(const SecondOrderArgs& args, i
   }
   write_elements(curvature, x, x_stride, u, u_stride, output, done, rows.vocab);
   if (threadIdx.x == 0) {
-    grad_grad_logp[row] = to_acc<Acc>(u[rows.token_ids[row] * u_stride]) - mean;
+    const int64_t column = Rows::target(rows, row);
+    const T target = Rows::has_column(rows, column) ? u[column * u_stride] : T{};
+    grad_grad_logp[row] = to_acc<Acc>(target) - mean;
     grad_grad_lse[row] = mean;
   }
 }

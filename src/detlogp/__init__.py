@@ -9,8 +9,9 @@
 True
 """
 
+from detlogp import parallel
 from detlogp._version import __version__
 from detlogp.functional import LogpResult, logp
 from detlogp.object import DeterministicLogp
 
-__all__ = ["DeterministicLogp", "LogpResult", "__version__", "logp"]
+__all__ = ["DeterministicLogp", "LogpResult", "__version__", "logp", "parallel"]

@@ -61,19 +61,25 @@ def to_ids(token_ids: Tensor) -> Tensor:
 def check_tensors(logits: Tensor, token_ids: Tensor) -> None:
     """Types, shapes and devices, in the words of the caller."""
     check_logits_type(logits)
-    if logits.dim() == 0:
-        raise ValueError("logits must have shape [..., V], got a 0-d tensor")
+    check_placement(logits, token_ids)
     if logits.shape[-1] == 0:
         raise ValueError(f"logits must have at least one column (V >= 1), got {shape_text(logits)}")
+
+
+def check_placement(logits: Tensor, token_ids: Tensor, name: str = "logits") -> None:
+    """Devices, and that the leading shapes agree; there may be no columns."""
+    of = f"{name}'" if name.endswith("s") else f"{name}'s"
+    if logits.dim() == 0:
+        raise ValueError(f"{name} must have shape [..., V], got a 0-d tensor")
     if logits.device.type not in ("cpu", "cuda", "meta"):
-        raise ValueError(f"logits must be on a CPU or CUDA device, got {logits.device}")
+        raise ValueError(f"{name} must be on a CPU or CUDA device, got {logits.device}")
     if token_ids.device != logits.device:
         raise ValueError(
-            f"token_ids must be on logits' device, {logits.device}, got {token_ids.device}"
+            f"token_ids must be on {of} device, {logits.device}, got {token_ids.device}"
         )
     if token_ids.shape != logits.shape[:-1]:
         raise ValueError(
-            f"token_ids must have logits' leading shape, {tuple(logits.shape[:-1])}, "
+            f"token_ids must have {of} leading shape, {tuple(logits.shape[:-1])}, "
             f"got {shape_text(token_ids)}"
         )
 
@@ -121,15 +127,15 @@ def check_ids_in_range(token_ids: Tensor, mask: Tensor | None, vocab: int) -> No
         raise ValueError(f"token_ids must be in [0, {vocab}), got {value} in row {row}")
 
 
-def _unwrap(tensor: Tensor) -> Tensor:
+def unwrap(tensor: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
 
 def share_storage(one: Tensor, other: Tensor) -> bool:
-    pointer = _unwrap(one).untyped_storage().data_ptr()
-    return pointer != 0 and pointer == _unwrap(other).untyped_storage().data_ptr()
+    pointer = unwrap(one).untyped_storage().data_ptr()
+    return pointer != 0 and pointer == unwrap(other).untyped_storage().data_ptr()
 
 
 def overlaps_itself(tensor: Tensor) -> bool:

@@ -37,13 +37,13 @@ class FirstOrder(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_logp: Tensor | None, grad_lse: Tensor | None) -> Any:
-        rows = Rows(*ctx.saved_tensors)
-        grads = _cast(rows, grad_logp, grad_lse)
+        saved = ctx.saved_tensors
+        grads = _cast(Rows(*saved), grad_logp, grad_lse)
         if torch.compiler.is_compiling() or is_plain():
-            grad_logits = call(logp_backward_op, *rows, *_contiguous(grads))
+            grad_logits = call(logp_backward_op, *saved, *_contiguous(grads))
         else:
             # create_graph, or is_grads_batched, which maps over the cotangents.
-            grad_logits = gradient(rows, *grads)
+            grad_logits = gradient(Rows(*saved), *grads)
         return grad_logits, *(None,) * 6
 
 
@@ -82,7 +82,7 @@ class InPlace(FirstOrder):
         with torch.enable_grad():
             Overwritten.apply(ctx.logits)  # type: ignore[no-untyped-call]
         ctx.logits = None
-        call(logp_backward_inplace_op, *rows, *vectors)
+        call(logp_backward_inplace_op, *rows.tensors, *vectors)
         result = rows.logits.detach()
         # While somebody else holds it, a leaf that it reaches as it is takes a copy: `.grad` of a
         # leaf must not lie in the memory of the logits.

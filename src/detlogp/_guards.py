@@ -27,6 +27,10 @@ _OPERATORS = {
     "logp_tangent": _native.logp_tangent_op,
     "probability": _native.probability_op,
     "row_sum": _native.row_sum_op,
+    "exact_max": _native.exact_max_op,
+    "exact_sum": _native.exact_sum_op,
+    "exact_extremes": _native.exact_extremes_op,
+    "exact_row_sum": _native.exact_row_sum_op,
 }
 _autograd = torch.library.Library("detlogp", "IMPL", "Autograd")
 

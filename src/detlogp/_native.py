@@ -31,6 +31,12 @@ logp_second_order_op = torch.ops.detlogp.logp_second_order.default
 logp_tangent_op = torch.ops.detlogp.logp_tangent.default
 probability_op = torch.ops.detlogp.probability.default
 row_sum_op = torch.ops.detlogp.row_sum.default
+exact_max_op = torch.ops.detlogp.exact_max.default
+exact_sum_op = torch.ops.detlogp.exact_sum.default
+exact_finish_op = torch.ops.detlogp.exact_finish.default
+exact_extremes_op = torch.ops.detlogp.exact_extremes.default
+exact_row_sum_op = torch.ops.detlogp.exact_row_sum.default
+exact_total_op = torch.ops.detlogp.exact_total.default
 
 
 # How the operators are told a dtype: a number, which is cheaper to pass than a torch.dtype.
@@ -103,6 +109,8 @@ def _(
     log_sum: Tensor,
     grad_logp: Tensor | None,
     grad_lse: Tensor | None,
+    first_column: int = 0,
+    vocab_size: int | None = None,
 ) -> Tensor:
     return logits.new_empty(logits.shape)
 
@@ -122,6 +130,9 @@ def _(
     grad_logp: Tensor | None,
     grad_lse: Tensor | None,
     cotangent: Tensor,
+    mean: Tensor | None = None,
+    first_column: int = 0,
+    vocab_size: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     of_logp, of_lse = (_per_row(logits, row_max.dtype) for _ in range(2))
     return logits.new_empty(logits.shape), of_logp, of_lse
@@ -142,7 +153,13 @@ def _(
 
 @torch.library.register_fake("detlogp::probability")
 def _(
-    logits: Tensor, token_ids: Tensor, mask: Tensor | None, row_max: Tensor, log_sum: Tensor
+    logits: Tensor,
+    token_ids: Tensor,
+    mask: Tensor | None,
+    row_max: Tensor,
+    log_sum: Tensor,
+    first_column: int = 0,
+    vocab_size: int | None = None,
 ) -> Tensor:
     return logits.new_empty(logits.shape, dtype=row_max.dtype)
 
@@ -150,6 +167,34 @@ def _(
 @torch.library.register_fake("detlogp::row_sum")
 def _(values: Tensor) -> Tensor:
     return _per_row(values, values.dtype)
+
+
+@torch.library.register_fake("detlogp::exact_max")
+@torch.library.register_fake("detlogp::exact_sum")
+@torch.library.register_fake("detlogp::exact_extremes")
+@torch.library.register_fake("detlogp::exact_row_sum")
+def _(*_: Tensor | int | None) -> None:
+    return None
+
+
+@torch.library.register_fake("detlogp::exact_finish")
+def _(
+    keys: Tensor,
+    sums: Tensor,
+    token_ids: Tensor,
+    mask: Tensor | None,
+    vocab_size: int,
+    dtype: int,
+    lse_dtype: int,
+    nan_for_invalid: bool,
+) -> tuple[Tensor, ...]:
+    dtypes = (FLOAT_DTYPES[dtype], FLOAT_DTYPES[lse_dtype], torch.float32, torch.float64)
+    return tuple(sums.new_empty(sums.shape, dtype=t) for t in dtypes)
+
+
+@torch.library.register_fake("detlogp::exact_total")
+def _(keys: Tensor, sums: Tensor, vocab_size: int) -> Tensor:
+    return sums.new_empty(sums.shape, dtype=torch.float32)
 
 
 def build_info() -> dict[str, str]:

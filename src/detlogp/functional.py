@@ -161,6 +161,25 @@ _ARITHMETIC = {
 _DEFAULT_OPTIONS = (DTYPE_NUMBERS[torch.float32], FLOAT32, False)
 
 
+def _exact(arithmetic: int) -> int:
+    if arithmetic == FLOAT64:
+        raise ValueError(
+            "contract must be 'locked' in double arithmetic (float64 logits, or "
+            "dtype=torch.float64), got 'exact'; dtype=torch.float32 asks for float32"
+        )
+    return EXACT
+
+
+def exact_number(logits: Tensor, dtype: torch.dtype | None) -> int:
+    """The number of the result's dtype in the exact contract."""
+    try:
+        number, arithmetic = _ARITHMETIC[logits.dtype, dtype]
+    except (AttributeError, KeyError, TypeError):
+        raise _checks.dtype_error(logits, dtype) from None
+    _exact(arithmetic)
+    return number
+
+
 def score(
     logits: Tensor,
     token_ids: Tensor,
@@ -181,12 +200,7 @@ def score(
     if contract != "locked" or on_invalid != "zero":
         _checks.check_options(contract, on_invalid)
         if contract == "exact":
-            if arithmetic == FLOAT64:
-                raise ValueError(
-                    "contract must be 'locked' in double arithmetic (float64 logits, or "
-                    "dtype=torch.float64), got 'exact'; dtype=torch.float32 asks for float32"
-                )
-            arithmetic = EXACT
+            arithmetic = _exact(arithmetic)
     options = (lse_number, arithmetic, on_invalid == "nan")
     ids = _checks.to_ids(token_ids)
     mask = None if rows is None else _checks.to_mask(rows, logits)

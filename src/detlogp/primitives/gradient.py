@@ -15,8 +15,8 @@ from torch import Tensor
 
 from detlogp._guards import call
 from detlogp._native import logp_backward_op
-from detlogp.primitives._function import Primitive, keep, pushing
-from detlogp.primitives.rows import Rows
+from detlogp.primitives._function import Primitive, pushing
+from detlogp.primitives.rows import Rows, keep_rows, kept_rows
 from detlogp.primitives.second_order import second_order
 
 
@@ -25,32 +25,31 @@ class Gradient(Primitive):
 
     @staticmethod
     def forward(*args: Any) -> Any:
-        rows = Rows(*args[:5]).contiguous()
-        return call(
-            logp_backward_op, *rows, *(g if g is None else g.contiguous() for g in args[5:])
-        )
+        rows = Rows(*args[:6]).contiguous()
+        grads = (g if g is None else g.contiguous() for g in args[6:])
+        return call(logp_backward_op, *rows.tensors, *grads, *rows.place)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        keep(ctx, *inputs)
+        keep_rows(ctx, inputs)
 
     @staticmethod
     def backward(ctx: Any, u: Tensor | None) -> Any:
         if u is None:
-            return (None,) * 7
-        *rows, grad_logp, grad_lse = ctx.saved_tensors
-        of_logits, of_logp, of_lse = second_order(Rows(*rows), grad_logp, grad_lse, u)
+            return (None,) * 8
+        rows, grad_logp, grad_lse = kept_rows(ctx, ctx.saved_tensors)
+        of_logits, of_logp, of_lse = second_order(rows, grad_logp, grad_lse, u)
         of_grads = (
             None if grad is None else of_grad
             for grad, of_grad in ((grad_logp, of_logp), (grad_lse, of_lse))
         )
-        return of_logits, None, None, None, None, *of_grads
+        return of_logits, *(None,) * 5, *of_grads
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        dx, d_logp, d_lse = tangents[0], *tangents[5:]
-        with pushing(ctx) as (*saved, grad_logp, grad_lse):
-            rows = Rows(*saved)
+        dx, d_logp, d_lse = tangents[0], *tangents[6:]
+        with pushing(ctx) as saved:
+            rows, grad_logp, grad_lse = kept_rows(ctx, saved)
             if dx is None:
                 return gradient(rows, d_logp, d_lse)
             along_logits, _, _ = second_order(rows, grad_logp, grad_lse, dx)

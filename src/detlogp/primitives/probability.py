@@ -14,14 +14,15 @@ from torch import Tensor
 from detlogp._guards import call
 from detlogp._native import probability_op
 from detlogp.primitives._function import Primitive, keep, pushing
+from detlogp.primitives.columns import Columns
 from detlogp.primitives.row_expand import row_expand
 from detlogp.primitives.row_sum import row_sum
-from detlogp.primitives.rows import Rows, widen
+from detlogp.primitives.rows import Rows, kept_rows, widen
 
 
-def centered(p: Tensor, u: Tensor) -> Tensor:
+def centered(p: Tensor, u: Tensor, columns: Columns) -> Tensor:
     """p (u - sum_v p u), [..., V]; both in the arithmetic's dtype."""
-    return p * (u - row_expand(row_sum(p * u), p.shape[-1]))
+    return p * (u - row_expand(row_sum(p * u, columns), columns))
 
 
 class Probability(Primitive):
@@ -29,24 +30,27 @@ class Probability(Primitive):
 
     @staticmethod
     def forward(*rows: Any) -> Any:
-        return call(probability_op, *Rows(*rows).contiguous())
+        chosen = Rows(*rows).contiguous()
+        return call(probability_op, *chosen.tensors, *chosen.place)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        keep(ctx, *inputs, output)
+        ctx.part = inputs[5]
+        keep(ctx, *inputs[:5], output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:
         if grad is None:
-            return (None,) * 5
-        *rows, p = ctx.saved_tensors
-        grad_logits = centered(p, widen(Rows(*rows), grad)).to(rows[0].dtype)
-        return grad_logits, None, None, None, None
+            return (None,) * 6
+        rows, p = kept_rows(ctx, ctx.saved_tensors)
+        grad_logits = centered(p, widen(rows, grad), rows.columns).to(rows.logits.dtype)
+        return grad_logits, *(None,) * 5
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Any:
-        with pushing(ctx) as (*rows, p):
-            return centered(p, widen(Rows(*rows), tangent))
+        with pushing(ctx) as saved:
+            rows, p = kept_rows(ctx, saved)
+            return centered(p, widen(rows, tangent), rows.columns)
 
 
 def probability(rows: Rows) -> Tensor:

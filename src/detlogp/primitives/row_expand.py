@@ -2,7 +2,7 @@
 
     row_expand(b)[r, v] = b[r]
 
-Linear, so it is its own tangent; its transpose is row_sum, in the locked order.
+Linear, so it is its own tangent; its transpose is row_sum.
 """
 
 from typing import Any
@@ -12,31 +12,32 @@ from torch.autograd import forward_ad
 
 from detlogp.primitives import row_sum as transpose
 from detlogp.primitives._function import Primitive, pushing
+from detlogp.primitives.columns import Columns
 
 
 class RowExpand(Primitive):
-    """values [...] -> [..., V], a view of stride 0 where forward mode allows it."""
+    """values [...], columns -> [..., V], a view of stride 0 where forward mode allows it."""
 
     @staticmethod
-    def forward(values: Tensor, vocab: int) -> Any:
-        expanded = values.unsqueeze(-1).expand(*values.shape, vocab)
+    def forward(values: Tensor, columns: Columns) -> Any:
+        expanded = values.unsqueeze(-1).expand(*values.shape, columns.count)
         # Forward mode wants the tangent of a view to be a view, which it is not under every vmap.
         return expanded.clone() if forward_ad._current_level >= 0 else expanded
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.vocab = inputs
+        _, ctx.columns = inputs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return transpose.row_sum(grad), None
+        return transpose.row_sum(grad, ctx.columns), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Any:
         with pushing(ctx):
-            return row_expand(tangent, ctx.vocab)
+            return row_expand(tangent, ctx.columns)
 
 
-def row_expand(values: Tensor, vocab: int) -> Tensor:
-    result: Tensor = RowExpand.apply(values, vocab)  # type: ignore[no-untyped-call]
+def row_expand(values: Tensor, columns: Columns) -> Tensor:
+    result: Tensor = RowExpand.apply(values, columns)  # type: ignore[no-untyped-call]
     return result

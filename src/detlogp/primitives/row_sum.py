@@ -1,4 +1,4 @@
-"""row_sum: [..., V] -> [...], in the locked order.
+"""row_sum: [..., V] -> [...], in the locked order; in the exact contract, by whole numbers.
 
     row_sum(a)[r] = sum_v a[r, v]
 
@@ -11,32 +11,33 @@ from torch import Tensor
 
 from detlogp._guards import call
 from detlogp._native import row_sum_op
+from detlogp.primitives import _exact
 from detlogp.primitives import row_expand as transpose
 from detlogp.primitives._function import Primitive, pushing
+from detlogp.primitives.columns import Columns
 
 
 class RowSum(Primitive):
-    """values [..., V], float32 or float64 -> [...]."""
+    """values [..., V], float32 or float64, columns -> [...]."""
 
     @staticmethod
-    def forward(values: Tensor) -> Any:
-        return call(row_sum_op, values)
+    def forward(values: Tensor, columns: Columns) -> Any:
+        return _exact.row_sum(values, columns) if columns.is_exact else call(row_sum_op, values)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        (values,) = inputs
-        ctx.vocab = values.shape[-1]
+        _, ctx.columns = inputs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return transpose.row_expand(grad, ctx.vocab)
+        return transpose.row_expand(grad, ctx.columns), None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Any:
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Any:
         with pushing(ctx):
-            return row_sum(tangent)
+            return row_sum(tangent, ctx.columns)
 
 
-def row_sum(values: Tensor) -> Tensor:
-    result: Tensor = RowSum.apply(values)  # type: ignore[no-untyped-call]
+def row_sum(values: Tensor, columns: Columns) -> Tensor:
+    result: Tensor = RowSum.apply(values, columns)  # type: ignore[no-untyped-call]
     return result

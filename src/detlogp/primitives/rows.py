@@ -1,9 +1,12 @@
 """The rows that a call is about: what every primitive on logits is given, in this order."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from detlogp.primitives._function import keep
+from detlogp.primitives.columns import Columns
 
 
 class Rows(NamedTuple):
@@ -13,13 +16,42 @@ class Rows(NamedTuple):
     token_ids: Tensor  # [...], int64
     mask: Tensor | None  # [...], bool
     row_max: Tensor  # [...], m, of the arithmetic's dtype
-    log_sum: Tensor  # [...], log(s), of the arithmetic's dtype
+    log_sum: Tensor  # [...], log(s), of the arithmetic's dtype; float64 in the exact contract
+    part: Columns | None = None  # of whole rows, where the logits are a part of them
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self[:5]
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Where the part begins, and the columns of whole rows: what the operators ask for."""
+        return () if self.part is None else (self.part.first, self.part.vocab_size)
+
+    @property
+    def columns(self) -> Columns:
+        if self.part is not None:
+            return self.part
+        vocab = self.logits.shape[-1]
+        return Columns(vocab, vocab, is_exact=self.row_max.dtype is not self.log_sum.dtype)
 
     def contiguous(self) -> "Rows":
         """As the operators want them: the logits may have any strides, the vectors may not."""
         mask = None if self.mask is None else self.mask.contiguous()
         vectors = (self.token_ids.contiguous(), mask)
-        return Rows(self.logits, *vectors, self.row_max.contiguous(), self.log_sum.contiguous())
+        statistics = (self.row_max.contiguous(), self.log_sum.contiguous())
+        return Rows(self.logits, *vectors, *statistics, self.part)
+
+
+def keep_rows(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    """Saves the inputs of a primitive that begin with Rows."""
+    ctx.part = inputs[5]
+    keep(ctx, *inputs[:5], *inputs[6:])
+
+
+def kept_rows(ctx: Any, saved: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What keep_rows has saved: Rows, and the other inputs."""
+    return Rows(*saved[:5], ctx.part), *saved[5:]
 
 
 def scored(token_ids: Tensor, mask: Tensor | None, vocab: int) -> Tensor:
@@ -28,11 +60,15 @@ def scored(token_ids: Tensor, mask: Tensor | None, vocab: int) -> Tensor:
     return valid if mask is None else valid & mask
 
 
+def _scored(rows: Rows) -> Tensor:
+    return scored(rows.token_ids, rows.mask, rows.columns.vocab_size)
+
+
 def widen(rows: Rows, matrix: Tensor) -> Tensor:
     """[..., V] in the arithmetic's dtype, with 0 in the rows that are not scored."""
     wide = matrix.to(rows.row_max.dtype)
-    kept = scored(rows.token_ids, rows.mask, matrix.shape[-1]).unsqueeze(-1)
-    return torch.where(kept, wide, torch.zeros((), dtype=wide.dtype, device=wide.device))
+    zero = torch.zeros((), dtype=wide.dtype, device=wide.device)
+    return torch.where(_scored(rows).unsqueeze(-1), wide, zero)
 
 
 def difference(rows: Rows, grad_logp: Tensor | None, grad_lse: Tensor | None) -> Tensor:
@@ -42,4 +78,4 @@ def difference(rows: Rows, grad_logp: Tensor | None, grad_lse: Tensor | None) ->
         result = zero.expand(rows.row_max.shape) if grad_logp is None else -grad_logp
     else:
         result = grad_lse if grad_logp is None else grad_lse - grad_logp
-    return torch.where(scored(rows.token_ids, rows.mask, rows.logits.shape[-1]), result, zero)
+    return torch.where(_scored(rows), result, zero)

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from detlogp._guards import call
 from detlogp._native import logp_with_stats_op
+from detlogp.primitives import _exact
 from detlogp.primitives._function import Primitive, keep, pushing
+from detlogp.primitives.columns import Columns
 from detlogp.primitives.gradient import gradient
 from detlogp.primitives.rows import Rows
 from detlogp.primitives.tangent import tangent
@@ -29,13 +31,14 @@ class Score(Primitive):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         logits, token_ids, mask, *_ = inputs
         logp, lse, row_max, log_sum = output
+        ctx.part = None
         ctx.dtypes = (logp.dtype, lse.dtype)
         ctx.mark_non_differentiable(row_max, log_sum)
         keep(ctx, logits, token_ids, mask, row_max, log_sum)
 
     @staticmethod
     def backward(ctx: Any, grad_logp: Tensor | None, grad_lse: Tensor | None, *_: Any) -> Any:
-        rows = Rows(*ctx.saved_tensors)
+        rows = Rows(*ctx.saved_tensors, ctx.part)
         grads = (g if g is None else g.to(rows.row_max.dtype) for g in (grad_logp, grad_lse))
         grad_logits = gradient(rows, *grads)
         return grad_logits, *(None,) * 6
@@ -43,5 +46,21 @@ class Score(Primitive):
     @staticmethod
     def jvp(ctx: Any, dx: Tensor, *_: None) -> Any:
         with pushing(ctx) as saved:
-            of_logp, of_lse = tangent(Rows(*saved), dx)
+            of_logp, of_lse = tangent(Rows(*saved, ctx.part), dx)
             return of_logp.to(ctx.dtypes[0]), of_lse.to(ctx.dtypes[1]), None, None
+
+
+class ScorePart(Score):
+    """The same where the logits are a part of the columns; every process of the group gets all."""
+
+    @staticmethod
+    def forward(
+        logits: Tensor, token_ids: Tensor, mask: Tensor | None, columns: Columns, *options: Any
+    ) -> Any:
+        vectors = (token_ids.contiguous(), None if mask is None else mask.contiguous())
+        return _exact.score(logits, *vectors, columns, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        Score.setup_context(ctx, inputs, output)
+        ctx.part = inputs[3]

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from detlogp._guards import call
 from detlogp._native import logp_tangent_op
-from detlogp.primitives._function import Primitive, keep, pushing
+from detlogp.primitives import _exact
+from detlogp.primitives._function import Primitive, pushing
 from detlogp.primitives.gradient import gradient
 from detlogp.primitives.probability import centered, probability
 from detlogp.primitives.row_sum import row_sum
-from detlogp.primitives.rows import Rows, widen
+from detlogp.primitives.rows import Rows, keep_rows, kept_rows, widen
 from detlogp.primitives.second_order import second_order
 
 
@@ -31,31 +32,36 @@ class Tangent(Primitive):
 
     @staticmethod
     def forward(*args: Any) -> Any:
-        return call(logp_tangent_op, *Rows(*args[:5]).contiguous(), args[5])
+        rows, dx = Rows(*args[:6]).contiguous(), args[6]
+        if not rows.columns.is_exact:
+            return call(logp_tangent_op, *rows.tensors, dx)
+        of_lse = _exact.row_sum(dx, rows.columns, rows)
+        of_target = _exact.at_target(dx, rows.token_ids, rows.mask, rows.columns)
+        return of_target.to(of_lse.dtype) - of_lse, of_lse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        keep(ctx, *inputs)
+        keep_rows(ctx, inputs)
 
     @staticmethod
     def backward(ctx: Any, a: Tensor | None, b: Tensor | None) -> Any:
-        *saved, dx = ctx.saved_tensors
-        rows = Rows(*saved)
+        rows, dx = kept_rows(ctx, ctx.saved_tensors)
         grad_logits, _, _ = second_order(rows, a, b, dx)
-        return grad_logits, None, None, None, None, gradient(rows, a, b)
+        return grad_logits, *(None,) * 5, gradient(rows, a, b)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        y, ddx = tangents[0], tangents[5]
-        with pushing(ctx) as (*saved, dx):
-            rows = Rows(*saved)
+        y, ddx = tangents[0], tangents[6]
+        with pushing(ctx) as saved:
+            rows, dx = kept_rows(ctx, saved)
             if ddx is None:
                 of_logp = of_lse = rows.row_max.new_zeros(rows.row_max.shape)
             else:
                 of_logp, of_lse = tangent(rows, ddx)
             if y is not None:
                 p = probability(rows)
-                more = row_sum(centered(p, widen(rows, y)) * widen(rows, dx))
+                dp = centered(p, widen(rows, y), rows.columns)
+                more = row_sum(dp * widen(rows, dx), rows.columns)
                 of_logp, of_lse = of_logp - more, of_lse + more
             return of_logp, of_lse
 
