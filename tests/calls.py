@@ -77,3 +77,26 @@ def assert_same_answer(actual: Answer, expected: Answer) -> None:
             assert_same_bits(one, other)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error
+
+
+def nested_derivatives(
+    function: Callable[[Tensor], Tensor], x: Tensor, u: Tensor, w: Tensor, scale: Tensor
+) -> dict[str, Tensor]:
+    """Orders 1 to 3 in both modes, of [N, V] -> [N]; u and w are directions, scale cotangents."""
+
+    def pushed(logits: Tensor) -> Tensor:
+        tangent: Tensor = torch.func.jvp(function, (logits,), (u,))[1]
+        return tangent
+
+    leaf = x.detach().requires_grad_()
+    (first,) = torch.autograd.grad(function(leaf), leaf, scale, create_graph=True)
+    (second,) = torch.autograd.grad(first, leaf, u, create_graph=True)
+    (third,) = torch.autograd.grad(second, leaf, w)
+    return {
+        "first": first.detach(),
+        "second": second.detach(),
+        "third": third,
+        "jvp": pushed(x),
+        "jvp of jvp": torch.func.jvp(pushed, (x,), (w,))[1],
+        "vjp of jvp": torch.func.vjp(pushed, x)[1](scale)[0],
+    }

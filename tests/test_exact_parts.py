@@ -7,6 +7,7 @@ from itertools import pairwise
 import exact_reference
 import pytest
 import torch
+from calls import nested_derivatives
 from torch import Tensor
 
 import detlogp
@@ -195,28 +196,10 @@ def test_row_sum_on_cuda_is_the_cpus(generator: torch.Generator) -> None:
 
 
 def _derivatives(x: Tensor, ids: Tensor, u: Tensor, w: Tensor) -> dict[str, Tensor]:
-    """Orders 1 to 3 in both modes, contracted where they are vectors: [...] or [..., V]."""
-
     def f(logits: Tensor) -> Tensor:
         return detlogp.logp(logits, ids, contract="exact")
 
-    def pushed(logits: Tensor) -> Tensor:
-        tangent: Tensor = torch.func.jvp(f, (logits,), (u,))[1]
-        return tangent
-
-    leaf = x.detach().requires_grad_()
-    scale = torch.linspace(-1, 1, x.shape[0], device=x.device)
-    (first,) = torch.autograd.grad(f(leaf), leaf, scale, create_graph=True)
-    (second,) = torch.autograd.grad(first, leaf, u, create_graph=True)
-    (third,) = torch.autograd.grad(second, leaf, w)
-    return {
-        "first": first,
-        "second": second,
-        "third": third,
-        "jvp": pushed(x),
-        "jvp of jvp": torch.func.jvp(pushed, (x,), (w,))[1],
-        "vjp of jvp": torch.func.vjp(pushed, x)[1](scale)[0],
-    }
+    return nested_derivatives(f, x, u, w, torch.ones(x.shape[0], device=x.device))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -241,8 +224,8 @@ def test_derivatives_have_no_order(
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error
     pair = _derivatives(x[5:7], ids[5:7], u[5:7], w[5:7])
-    for name in ("jvp", "jvp of jvp"):
-        assert_same_bits(pair[name], expected[name][5:7])
+    for name, value in expected.items():
+        assert_same_bits(pair[name], value[5:7])
 
 
 def test_tangent_needs_no_matrix(generator: torch.Generator) -> None:

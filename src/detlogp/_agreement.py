@@ -67,12 +67,12 @@ def check_same_vectors(group: dist.ProcessGroup, vectors: dict[str, Tensor]) -> 
             raise ValueError(f"{name} must be the same on every process, but differ at {where}")
 
 
-def _exchange(
-    group: dist.ProcessGroup, claim: Claim, device: torch.device | None
-) -> list[Claim]:
+def _exchange(group: dist.ProcessGroup, claim: Claim, device: torch.device | None) -> list[Claim]:
     claims = [claim] * group.size()
     # Where the group's backend is of GPUs alone, objects travel through the current one.
-    with torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext():
+    with (
+        torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext()
+    ):
         dist.all_gather_object(claims, claim, group)
     return claims
 
@@ -91,20 +91,25 @@ def _columns(claims: list[Claim], group: dist.ProcessGroup) -> Columns:
             )
     widths = [claim.width for claim in claims]
     vocab = first.vocab_size
-    # Padding follows the last column; it may not fill a whole shard, so gathered logits stand out.
-    padding = sum(widths) - vocab
-    narrowest = min((width for width in widths if width > 0), default=0)
-    if padding < 0 or (padding > 0 and padding >= narrowest):
+    if not _add_up(widths, vocab):
         raise ValueError(
-            f"logits_shard must be this process's share of {vocab} columns, of which all but "
-            f"padding in the last add up to vocab_size, got widths {widths}; were the logits "
-            "gathered already?"
+            f"logits_shard must be this process's share of {vocab} columns, and all shares add up "
+            f"to vocab_size or its padding, got widths {widths}; were the logits gathered already?"
         )
     rank = dist.get_rank(group)
     begin = sum(widths[:rank])
     count = min(widths[rank], vocab - begin)
     shared = group if group.size() > 1 else None
     return Columns(count, vocab, begin, is_exact=True, group=shared)
+
+
+def _add_up(widths: list[int], vocab: int) -> bool:
+    """To the vocabulary, or to its padding: less than the narrowest shard, or, where all are equal,
+    less than a multiple of 128 for each; so that gathered logits do not pass for padding."""
+    padding = sum(widths) - vocab
+    narrowest = min((width for width in widths if width > 0), default=0)
+    is_multiple = len(set(widths)) == 1 and narrowest < vocab
+    return 0 <= padding < max(1, narrowest, 128 * len(widths) if is_multiple else 0)
 
 
 def _text(claim: Claim) -> str:

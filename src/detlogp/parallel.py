@@ -32,23 +32,24 @@ def logp(
     the bits of one process that has whole rows, whatever the number of processes and the widths of
     their shards; derivatives of every order have the same bits under any split.
 
-    Three reductions of O(N) elements, two of them in one: the largest of int32 keys of the row's
-    max and of its target, and the sum of int64. A backward needs none; a jvp and each further order
-    need three for a row sum and its target. All processes must make the same calls in the same order.
+    A call communicates twice, O(N): the largest of int32 keys, of a row's max and its target, and
+    the sum of an int64. A backward does not; a jvp, and each row sum of further orders, does as
+    often. All processes must make the same calls in the same order.
 
     Args:
         logits_shard: [..., W], float16, bfloat16 or float32 (float64 with a `dtype`), this
             process's columns; W may differ between processes and may be 0. Columns from
-            `vocab_size` on are padding: they are not read, and have the gradient 0. Or a DTensor
-            that one mesh dimension shards on the last dimension; `group` is then that dimension's.
+            `vocab_size` on are padding: they are not read, and have the gradient 0; padding is
+            less than the narrowest shard, or equal shards are padded to a multiple of up to 128. Or
+            a DTensor that one mesh dimension, then the group, shards on the last dimension.
         token_ids: [...], any integer dtype, ids of the whole vocabulary, the same on every
             process, as are `rows` and every argument below.
         vocab_size: columns of whole rows, padding left out. A DTensor has one of its own.
         group: the processes that share the rows. Default: all.
         rows, dtype, return_lse, on_invalid: as for `detlogp.logp`; float32 arithmetic alone.
         validate: check at this call that the processes agree, on token ids and rows too.
-            Synchronises. Without it the widths, shapes, dtypes and options are compared at the first
-            call of a group with a vocab_size, and nothing after.
+            Synchronises. Without it widths, shapes, dtypes and options are compared at the
+            first call of a group with a vocab_size, and nothing after.
 
     Returns:
         logp [...], in nats, or LogpResult(logp, lse), the same on every process. The backward

@@ -1,4 +1,4 @@
-"""The exact contract in steps, so that the processes of a group can have a part of the columns each.
+"""The exact contract in steps, so that each process of a group can have a part of the columns.
 
 A step is an operator on what is here; between two steps the processes agree, by one reduction of
 integers with O(N) elements. Keys are floats as integers of the same order (csrc/core/parts.h).
@@ -61,19 +61,15 @@ def row_sum(operand: Tensor, columns: Columns, rows: Rows | None = None) -> Tens
     return total
 
 
-def target_here(
-    token_ids: Tensor, mask: Tensor | None, columns: Columns
-) -> tuple[Tensor, Tensor]:
-    """[...], whether a row is scored and its target is among these columns; and which it is, or 0."""
+def target_here(token_ids: Tensor, mask: Tensor | None, columns: Columns) -> tuple[Tensor, Tensor]:
+    """[...], whether a row is scored and its target is here; and which column that is, or 0."""
     column = token_ids - columns.first
     in_part = (column >= 0) & (column < columns.count)
     is_here = scored(token_ids, mask, columns.vocab_size) & in_part
     return is_here, torch.where(is_here, column, 0)
 
 
-def at_target(
-    values: Tensor, token_ids: Tensor, mask: Tensor | None, columns: Columns
-) -> Tensor:
+def at_target(values: Tensor, token_ids: Tensor, mask: Tensor | None, columns: Columns) -> Tensor:
     """[...], the element at each row's target, wherever it is; 0 in rows that are not scored."""
     if columns.count == 0:
         found = values.new_zeros(token_ids.shape)
