@@ -3,8 +3,8 @@
     python -m torch.distributed.run --standalone --nproc-per-node 2 examples/tensor_parallel.py
 
 Every process has the same body and its own rows of the last layer's weights, so its own columns of
-the logits. At each step the columns are also gathered, and scored as one process would: the loss and
-the gradient of the logits must have the same bits. So must the loss on every process.
+the logits. At each step the columns are also gathered, and scored as one process would: the loss
+and the gradient of the logits must have the same bits. So must the loss on every process.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def main() -> None:
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # Over NCCL where each process has a GPU of its own.
     on_gpus = options.device == "cuda" and torch.cuda.device_count() >= count
-    device = torch.device(options.device, rank if on_gpus else None)
+    device = torch.device(f"cuda:{rank}" if on_gpus else options.device)
     if on_gpus:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpus else "gloo")
@@ -105,7 +105,8 @@ def main() -> None:
         loss.backward()
         expected, gradient = loss_of_one_process(part, widths, ids)
         here = gradient[:, first : first + widths[rank]]
-        if not torch.equal(loss.detach(), expected) or not torch.equal(part.grad, here):
+        same = part.grad is not None and torch.equal(part.grad, here)
+        if not same or not torch.equal(loss.detach(), expected):
             raise SystemExit(f"step {step}: {loss.item()!r} is not {expected.item()!r}")
         optimizer.step()
         losses.append(loss.item())

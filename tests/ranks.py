@@ -41,12 +41,14 @@ class Ranks:
             ready = wait([p for rank, p in enumerate(pipes) if rank not in answers], wait_s)
             if not ready:
                 break
-            for pipe in ready:
+            for rank, pipe in enumerate(pipes):
+                if pipe not in ready:
+                    continue
                 try:
                     answer = pipe.recv()
                 except EOFError:
                     answer = ("the process has died", None)
-                answers[pipes.index(pipe)] = answer
+                answers[rank] = answer
                 # The others may wait for the one that has left.
                 wait_s = TIMEOUT_S if answer[0] is None else GRACE_S
         errors = {rank: error for rank, (error, _) in answers.items() if error is not None}

@@ -97,7 +97,7 @@ def _columns(claims: list[Claim], group: dist.ProcessGroup) -> Columns:
             f"to vocab_size or its padding, got widths {widths}; were the logits gathered already?"
         )
     rank = dist.get_rank(group)
-    begin = sum(widths[:rank])
+    begin = min(sum(widths[:rank]), vocab)  # a shard may be padding alone
     count = min(widths[rank], vocab - begin)
     shared = group if group.size() > 1 else None
     return Columns(count, vocab, begin, is_exact=True, group=shared)

@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,6 +12,51 @@ from detlogp import _checks
 from detlogp._agreement import Claim, agree, check_same_vectors
 from detlogp.functional import LogpResult, exact_number
 from detlogp.primitives.score import ScorePart
+
+
+@overload
+def logp(
+    logits_shard: Tensor,
+    token_ids: Tensor,
+    *,
+    vocab_size: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    rows: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    return_lse: Literal[False] = False,
+    on_invalid: str = "zero",
+    validate: bool = False,
+) -> Tensor: ...
+
+
+@overload
+def logp(
+    logits_shard: Tensor,
+    token_ids: Tensor,
+    *,
+    vocab_size: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    rows: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    return_lse: Literal[True],
+    on_invalid: str = "zero",
+    validate: bool = False,
+) -> LogpResult: ...
+
+
+@overload
+def logp(
+    logits_shard: Tensor,
+    token_ids: Tensor,
+    *,
+    vocab_size: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    rows: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    return_lse: bool,
+    on_invalid: str = "zero",
+    validate: bool = False,
+) -> Tensor | LogpResult: ...
 
 
 def logp(

@@ -37,10 +37,12 @@ class Rows(NamedTuple):
 
     def contiguous(self) -> "Rows":
         """As the operators want them: the logits may have any strides, the vectors may not."""
-        mask = None if self.mask is None else self.mask.contiguous()
-        vectors = (self.token_ids.contiguous(), mask)
-        statistics = (self.row_max.contiguous(), self.log_sum.contiguous())
-        return Rows(self.logits, *vectors, *statistics, self.part)
+        return self._replace(
+            token_ids=self.token_ids.contiguous(),
+            mask=None if self.mask is None else self.mask.contiguous(),
+            row_max=self.row_max.contiguous(),
+            log_sum=self.log_sum.contiguous(),
+        )
 
 
 def keep_rows(ctx: Any, inputs: tuple[Any, ...]) -> None:
@@ -51,7 +53,7 @@ def keep_rows(ctx: Any, inputs: tuple[Any, ...]) -> None:
 
 def kept_rows(ctx: Any, saved: tuple[Any, ...]) -> tuple[Any, ...]:
     """What keep_rows has saved: Rows, and the other inputs."""
-    return Rows(*saved[:5], ctx.part), *saved[5:]
+    return Rows(*saved[:5])._replace(part=ctx.part), *saved[5:]
 
 
 def scored(token_ids: Tensor, mask: Tensor | None, vocab: int) -> Tensor:

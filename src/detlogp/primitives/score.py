@@ -38,7 +38,7 @@ class Score(Primitive):
 
     @staticmethod
     def backward(ctx: Any, grad_logp: Tensor | None, grad_lse: Tensor | None, *_: Any) -> Any:
-        rows = Rows(*ctx.saved_tensors, ctx.part)
+        rows = Rows(*ctx.saved_tensors)._replace(part=ctx.part)
         grads = (g if g is None else g.to(rows.row_max.dtype) for g in (grad_logp, grad_lse))
         grad_logits = gradient(rows, *grads)
         return grad_logits, *(None,) * 6
@@ -46,7 +46,7 @@ class Score(Primitive):
     @staticmethod
     def jvp(ctx: Any, dx: Tensor, *_: None) -> Any:
         with pushing(ctx) as saved:
-            of_logp, of_lse = tangent(Rows(*saved, ctx.part), dx)
+            of_logp, of_lse = tangent(Rows(*saved)._replace(part=ctx.part), dx)
             return of_logp.to(ctx.dtypes[0]), of_lse.to(ctx.dtypes[1]), None, None
 
 
