@@ -14,6 +14,11 @@ ForwardArgs to_forward_args(
   return args;
 }
 
+double checked_temperature(double temperature) {
+  STD_TORCH_CHECK(temperature > 0, "detlogp: temperature must be positive, got ", temperature);
+  return temperature;
+}
+
 struct Stats {
   Tensor lse;
   Tensor row_max;
@@ -37,6 +42,11 @@ Stats allocate_stats(
   return stats;
 }
 
+void run_forward(const Tensor& logits, const ForwardArgs& args, Arithmetic arithmetic) {
+  run(logits, args, args.rows.count, args.rows.vocab, arithmetic, cpu::kernels().forward,
+      DETLOGP_LAUNCH(forward));
+}
+
 }  // namespace
 
 Tensor logp(
@@ -46,8 +56,7 @@ Tensor logp(
   args.logp_type = checked_dtype(dtype, "dtype");
   Tensor result = empty_per_row(logits, scalar_type(args.logp_type));
   args.logp = result.data_ptr();
-  run(logits, args, args.rows.count, args.rows.vocab, checked_arithmetic(arithmetic),
-      cpu::kernels().forward, DETLOGP_LAUNCH(forward));
+  run_forward(logits, args, checked_arithmetic(arithmetic));
   return result;
 }
 
@@ -60,9 +69,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> logp_with_stats(
   args.logp = result.data_ptr();
   const Arithmetic chosen = checked_arithmetic(arithmetic);
   Stats stats = allocate_stats(logits, lse_dtype, chosen, args);
-  run(logits, args, args.rows.count, args.rows.vocab, chosen, cpu::kernels().forward,
-      DETLOGP_LAUNCH(forward));
+  run_forward(logits, args, chosen);
   return {result, stats.lse, stats.row_max, stats.log_sum};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> logp_with_entropy(
+    Tensor logits, Tensor token_ids, std::optional<Tensor> mask, int64_t dtype, int64_t lse_dtype,
+    int64_t arithmetic, bool nan_for_invalid, double temperature) {
+  ForwardArgs args = to_forward_args(logits, token_ids, mask, nan_for_invalid);
+  args.temperature = checked_temperature(temperature);
+  args.logp_type = checked_dtype(dtype, "dtype");
+  Tensor result = empty_per_row(logits, scalar_type(args.logp_type));
+  args.logp = result.data_ptr();
+  const Arithmetic chosen = checked_arithmetic(arithmetic);
+  Stats stats = allocate_stats(logits, lse_dtype, chosen, args);
+  Tensor entropy = empty_per_row(logits, scalar_type(args.lse_type));
+  Tensor gap = empty_per_row(logits, stats.row_max.scalar_type());
+  args.entropy = entropy.data_ptr();
+  args.gap = gap.data_ptr();
+  run_forward(logits, args, chosen);
+  return {result, stats.lse, entropy, stats.row_max, stats.log_sum, gap};
 }
 
 std::tuple<Tensor, Tensor, Tensor> logp_out(
@@ -74,8 +100,7 @@ std::tuple<Tensor, Tensor, Tensor> logp_out(
   args.logp = per_row_data(out, out.scalar_type(), logits, "out");
   const Arithmetic chosen = checked_arithmetic(arithmetic);
   Stats stats = allocate_stats(logits, lse_dtype, chosen, args);
-  run(logits, args, args.rows.count, args.rows.vocab, chosen, cpu::kernels().forward,
-      DETLOGP_LAUNCH(forward));
+  run_forward(logits, args, chosen);
   return {stats.lse, stats.row_max, stats.log_sum};
 }
 
@@ -89,14 +114,20 @@ struct BackwardCall {
 BackwardCall to_backward_call(
     const Tensor& logits, const Tensor& token_ids, const std::optional<Tensor>& mask,
     const Tensor& row_max, const Tensor& log_sum, const std::optional<Tensor>& grad_logp,
-    const std::optional<Tensor>& grad_lse, int64_t first_column,
-    std::optional<int64_t> vocab_size) {
+    const std::optional<Tensor>& grad_lse, int64_t first_column, std::optional<int64_t> vocab_size,
+    const std::optional<Tensor>& gap, const std::optional<Tensor>& grad_entropy,
+    double temperature) {
   BackwardCall call{};
   BackwardArgs& args = call.args;
   args.rows = to_rows(logits, token_ids, mask, first_column, vocab_size);
   call.arithmetic = set_statistics(args, row_max, log_sum, logits);
   args.grad_logp = optional_per_row_data(grad_logp, row_max, logits, "grad_logp");
   args.grad_lse = optional_per_row_data(grad_lse, row_max, logits, "grad_lse");
+  args.gap = optional_per_row_data(gap, row_max, logits, "gap");
+  args.grad_entropy = optional_per_row_data(grad_entropy, row_max, logits, "grad_entropy");
+  args.temperature = checked_temperature(temperature);
+  STD_TORCH_CHECK(
+      args.grad_entropy == nullptr || gap.has_value(), "detlogp: gap must come with grad_entropy");
   return call;
 }
 
@@ -110,9 +141,11 @@ void run_backward(const Tensor& logits, const BackwardCall& call) {
 Tensor logp_backward(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
     std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse, int64_t first_column,
-    std::optional<int64_t> vocab_size) {
+    std::optional<int64_t> vocab_size, std::optional<Tensor> gap,
+    std::optional<Tensor> grad_entropy, double temperature) {
   BackwardCall call = to_backward_call(
-      logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse, first_column, vocab_size);
+      logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse, first_column, vocab_size, gap,
+      grad_entropy, temperature);
   Tensor result = empty_matrix(logits, logits.scalar_type());
   call.args.grad_logits = result.data_ptr();
   call.args.grad_layout = row_layout(result);
@@ -122,9 +155,11 @@ Tensor logp_backward(
 
 void logp_backward_inplace(
     Tensor logits, Tensor token_ids, std::optional<Tensor> mask, Tensor row_max, Tensor log_sum,
-    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse) {
+    std::optional<Tensor> grad_logp, std::optional<Tensor> grad_lse, std::optional<Tensor> gap,
+    std::optional<Tensor> grad_entropy, double temperature) {
   BackwardCall call = to_backward_call(
-      logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse, 0, std::nullopt);
+      logits, token_ids, mask, row_max, log_sum, grad_logp, grad_lse, 0, std::nullopt, gap,
+      grad_entropy, temperature);
   STD_TORCH_CHECK(
       call.args.rows.column_stride == 1 || call.args.rows.vocab == 1,
       "detlogp: logits must have adjacent columns, got a stride of ", call.args.rows.column_stride);

@@ -14,15 +14,21 @@ STABLE_TORCH_LIBRARY(detlogp, m) {
       " int lse_dtype, int arithmetic, bool nan_for_invalid)"
       " -> (Tensor logp, Tensor lse, Tensor row_max, Tensor log_sum)");
   m.def(
+      "logp_with_entropy(Tensor logits, Tensor token_ids, Tensor? mask, int dtype, int lse_dtype,"
+      " int arithmetic, bool nan_for_invalid, float temperature)"
+      " -> (Tensor logp, Tensor lse, Tensor entropy, Tensor row_max, Tensor log_sum, Tensor gap)");
+  m.def(
       "logp_out(Tensor logits, Tensor token_ids, Tensor? mask, int lse_dtype,"
       " int arithmetic, bool nan_for_invalid, Tensor(a!) out)"
       " -> (Tensor lse, Tensor row_max, Tensor log_sum)");
   m.def(
       "logp_backward(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max, Tensor log_sum,"
-      " Tensor? grad_logp, Tensor? grad_lse, int first_column=0, int? vocab_size=None) -> Tensor");
+      " Tensor? grad_logp, Tensor? grad_lse, int first_column=0, int? vocab_size=None,"
+      " Tensor? gap=None, Tensor? grad_entropy=None, float temperature=1.0) -> Tensor");
   m.def(
       "logp_backward_inplace(Tensor(a!) logits, Tensor token_ids, Tensor? mask, Tensor row_max,"
-      " Tensor log_sum, Tensor? grad_logp, Tensor? grad_lse) -> ()");
+      " Tensor log_sum, Tensor? grad_logp, Tensor? grad_lse, Tensor? gap=None,"
+      " Tensor? grad_entropy=None, float temperature=1.0) -> ()");
   m.def(
       "logp_second_order(Tensor logits, Tensor token_ids, Tensor? mask, Tensor row_max,"
       " Tensor log_sum, Tensor? grad_logp, Tensor? grad_lse, Tensor cotangent, Tensor? mean=None,"
@@ -63,6 +69,7 @@ namespace {
 void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("logp", TORCH_BOX(&detlogp::logp));
   m.impl("logp_with_stats", TORCH_BOX(&detlogp::logp_with_stats));
+  m.impl("logp_with_entropy", TORCH_BOX(&detlogp::logp_with_entropy));
   m.impl("logp_out", TORCH_BOX(&detlogp::logp_out));
   m.impl("logp_backward", TORCH_BOX(&detlogp::logp_backward));
   m.impl("logp_backward_inplace", TORCH_BOX(&detlogp::logp_backward_inplace));

@@ -27,12 +27,15 @@ def test_opcheck(dtype: torch.dtype, device: str) -> None:
         rows = (logits, ids, chosen)
         torch.library.opcheck(ops.logp.default, (*rows, *options))
         torch.library.opcheck(ops.logp_with_stats.default, (*rows, number, *options))
+        torch.library.opcheck(ops.logp_with_entropy.default, (*rows, number, *options, 0.7))
         torch.library.opcheck(ops.logp_out.default, (*rows, *options, out))
         stats = (row_max, log_sum)
         torch.library.opcheck(ops.probability.default, (*rows, *stats))
         torch.library.opcheck(ops.logp_tangent.default, (*rows, *stats, logits))
         for grads in ((grad, None), (None, grad), (grad, grad)):
             torch.library.opcheck(ops.logp_backward.default, (*rows, *stats, *grads))
+            more = (0, None, row_max, grad, 0.7)
+            torch.library.opcheck(ops.logp_backward.default, (*rows, *stats, *grads, *more))
             inplace = (logits.clone(), ids, chosen, *stats, *grads)
             torch.library.opcheck(ops.logp_backward_inplace.default, inplace)
             arguments = (*rows, *stats, *grads, logits)
@@ -41,6 +44,26 @@ def test_opcheck(dtype: torch.dtype, device: str) -> None:
     torch.library.opcheck(
         ops.logp_backward.default, (turned, *vectors, grad.t().contiguous(), None)
     )
+
+
+def test_opcheck_of_the_steps(device: str) -> None:
+    logits = torch.randn(2, 3, 50, device=device)
+    ids = torch.randint(80, (2, 3), device=device)
+    keys = torch.zeros(2, 2, 3, dtype=torch.int32, device=device)
+    sums = torch.zeros(2, 3, dtype=torch.int64, device=device)
+    row_max, log_sum = torch.randn(2, 2, 3, device=device)
+    part = (logits, ids, None, 20, 80)
+    rows = (logits, ids, None, row_max, log_sum.double())
+    ops = torch.ops.detlogp
+    torch.library.opcheck(ops.exact_max.default, (*part, keys))
+    torch.library.opcheck(ops.exact_sum.default, (*part, keys, sums))
+    torch.library.opcheck(ops.exact_finish.default, (keys, sums, ids, None, 80, 2, 2, False))
+    torch.library.opcheck(ops.exact_total.default, (keys, sums, 80))
+    for terms in ((logits, *(None,) * 5), (logits, *rows)):
+        torch.library.opcheck(ops.exact_extremes.default, (*terms, 80, keys))
+        torch.library.opcheck(ops.exact_row_sum.default, (*terms, 80, keys, sums))
+    arguments = (*rows, row_max, None, logits, row_max, 20, 80)
+    torch.library.opcheck(ops.logp_second_order.default, arguments)
 
 
 def test_fake_of_the_public_function() -> None:

@@ -25,6 +25,7 @@ from detlogp.primitives.scatter import Scatter, scatter
 from detlogp.primitives.score import Score
 from detlogp.primitives.second_order import SecondOrder, second_order
 from detlogp.primitives.tangent import Tangent, tangent
+from detlogp.primitives.weighted_log import WeightedLog, weighted_log
 from detlogp.testing import lanes
 
 for _module in pkgutil.iter_modules(primitives.__path__):
@@ -59,6 +60,7 @@ CASES: dict[type[Primitive], tuple[Callable[..., Any], str]] = {
     RowSum: (lambda m: row_sum(m, WHOLE), "matrix"),
     RowExpand: (lambda v: row_expand(v, WHOLE), "vector"),
     Probability: (lambda x: probability(_rows(x)), "matrix"),
+    WeightedLog: (lambda x: weighted_log(_rows(x)), "matrix"),
     Score: (_score, "matrix"),
     Gradient: (lambda x, a, b: gradient(_rows(x), a, b), "matrix vector vector"),
     SecondOrder: (
@@ -191,6 +193,7 @@ def _raw_calls(x: Tensor) -> dict[str, Callable[[], object]]:
     return {
         "logp": lambda: ops.logp(x, ids, None, f32, False, False),
         "logp_with_stats": lambda: ops.logp_with_stats(x, ids, None, f32, f32, False, False),
+        "logp_with_entropy": lambda: ops.logp_with_entropy(x, ids, None, f32, f32, 0, False, 1.0),
         "logp_out": lambda: ops.logp_out(x, ids, None, f32, False, False, torch.empty_like(vector)),
         "logp_backward": lambda: ops.logp_backward(*rows, vector, None),
         "logp_backward_inplace": lambda: ops.logp_backward_inplace(*rows, vector, None),

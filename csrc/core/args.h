@@ -70,8 +70,16 @@ struct ForwardArgs {
   void* row_max;  // [N] of the accumulation type, or null together with log_sum
   void* log_sum;  // [N] of the accumulation type, or double
   bool log_sum_is_double;
-  bool keep_unselected;  // logp of an unselected row keeps its value
-  bool nan_for_invalid;  // logp of a bad id is NaN instead of 0
+  bool keep_unselected;      // logp of an unselected row keeps its value
+  bool nan_for_invalid;      // logp of a bad id is NaN instead of 0
+  double temperature = 1.0;  // x / temperature stands for x everywhere
+  void* entropy;             // [N] of lse_type, or null together with gap
+  void* gap;                 // [N] of the accumulation type: sum_v p (m - x)
+
+  // Whether more is asked for than the kernels of plain rows compute.
+  DETLOGP_FN bool is_general(const ForwardArgs& args) {
+    return args.temperature != 1.0 || args.entropy != nullptr;
+  }
 };
 
 struct BackwardArgs {
@@ -79,11 +87,18 @@ struct BackwardArgs {
   const void* row_max;  // [N] of the accumulation type
   const void* log_sum;  // [N] of the accumulation type, or double
   bool log_sum_is_double;
-  const void* grad_logp;  // [N] of the accumulation type, or null
-  const void* grad_lse;   // [N] of the accumulation type, or null
+  const void* grad_logp;     // [N] of the accumulation type, or null
+  const void* grad_lse;      // [N] of the accumulation type, or null
+  const void* grad_entropy;  // [N] of the accumulation type, or null
+  const void* gap;           // [N] of the accumulation type, where grad_entropy is
+  double temperature = 1.0;  // the statistics are those of x / temperature
   // [N, V] of the logits' type, rows of adjacent columns; it may be the logits themselves.
   void* grad_logits;
   RowLayout grad_layout;
+
+  DETLOGP_FN bool is_general(const BackwardArgs& args) {
+    return args.temperature != 1.0 || args.grad_entropy != nullptr;
+  }
 };
 
 // A second [N, V] matrix of the logits' type: a tangent or a cotangent.

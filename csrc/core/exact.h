@@ -85,9 +85,10 @@ DETLOGP_FN float exact_exp(const ExactScale& scale, float x) {
 
 // ---- the sum ----------------------------------------------------------------------------------
 
-// Below 2^-2 a term rounds to 0.
-DETLOGP_FN ExactScale scale_of_sum(float row_max, int log2_quanta) {
-  return exact_scale(row_max, log2_quanta, -2);
+// Below 2^-2 a term rounds to 0. With the entropy, where terms are multiplied by a distance of up to 128, the
+// lowest term is smaller; it rounds to 0 in both sums.
+DETLOGP_FN ExactScale scale_of_sum(float row_max, int log2_quanta, bool with_entropy = false) {
+  return exact_scale(row_max, log2_quanta, with_entropy ? -30 : -2);
 }
 
 // To the nearest whole number, ties to even. Below 2^51.
@@ -103,6 +104,11 @@ DETLOGP_FN uint64_t quanta(const ExactScale& scale, float x) {
   return to_quanta(exact_exp(scale, x));
 }
 
+// Of the entropy's sum; `term` is exact_exp of x.
+DETLOGP_FN uint64_t entropy_quanta(float term, float row_max, float x) {
+  return to_quanta(term * distance_below_max(row_max, x));
+}
+
 DETLOGP_FN double value_of(const Exponential<double>& e) {
   return e.scale * e.fraction;
 }
@@ -113,13 +119,18 @@ DETLOGP_FN double remainder_of_max(const ExactScale& scale, float row_max) {
   return y - static_cast<double>(scale.maximum_k) * static_cast<double>(kLog2);
 }
 
-// log(s), s = sum_v exp(x[v] - m). The max's own term is replaced by what it is in double, so that a
-// token that is almost certain keeps its digits.
-DETLOGP_FN double exact_log_sum(const ExactScale& scale, float row_max, uint64_t sum) {
+// s, in quanta, is of_max (1 + others). The max's own term is what it is in double, so that a token that is
+// almost certain keeps its digits.
+struct ExactSum {
+  double of_max;
+  double others;
+};
+
+DETLOGP_FN ExactSum exact_sum_of(const ExactScale& scale, float row_max, uint64_t sum) {
   const double e = value_of(split_exp(remainder_of_max(scale, row_max)));
   const double of_max = e * static_cast<double>(uint64_t{1} << scale.log2_scale);
   const double of_others = static_cast<double>(sum - quanta(scale, row_max));
-  return log_sum(1.0 + of_others / of_max);
+  return {of_max, of_others / of_max};
 }
 
 DETLOGP_FN bool is_finite(float x) {
@@ -129,10 +140,11 @@ DETLOGP_FN bool is_finite(float x) {
 // `row_max` is NaN where the row holds one.
 DETLOGP_FN void store_exact_row(
     const ForwardArgs& args, int64_t row, float target, float row_max, const ExactScale& scale,
-    uint64_t sum) {
+    uint64_t sum, uint64_t entropy_sum = 0) {
   const double nan = bit_cast<double>(0x7ff8000000000000ull);
   const bool is_empty = row_max == bit_cast<float>(0xff800000u);
-  const double log_sum = is_finite(row_max) ? exact_log_sum(scale, row_max, sum) : nan;
+  const ExactSum s = exact_sum_of(scale, row_max, sum);
+  const double log_sum = is_finite(row_max) ? detlogp::log_sum(1.0 + s.others) : nan;
   const double m = static_cast<double>(row_max);
   const double logp = static_cast<double>(target) - m - log_sum;
   store_as(args.logp_type, args.logp, row, static_cast<float>(logp));
@@ -144,6 +156,8 @@ DETLOGP_FN void store_exact_row(
     static_cast<float*>(args.row_max)[row] = row_max;
     static_cast<double*>(args.log_sum)[row] = log_sum;
   }
+  const double gap = static_cast<double>(entropy_sum) / (s.of_max * (1.0 + s.others));
+  store_entropy(args, row, log_sum + gap, static_cast<float>(gap));
 }
 
 // ---- the gradient -----------------------------------------------------------------------------

@@ -19,9 +19,38 @@ DETLOGP_FN Acc lowest() {
   return lowest_of(Acc());
 }
 
+// The max of the quotients x / temperature: division by a positive number keeps the order. It starts from the
+// lowest number, as that of the logits does.
+template <class Acc>
+DETLOGP_FN Acc max_of_quotients(Acc row_max, Acc temperature) {
+  const Acc quotient = row_max / temperature;
+  return quotient < lowest<Acc>() ? lowest<Acc>() : quotient;
+}
+
+// The part of the entropy log(s) + gap, gap = sum_v e (m - x) / s, that a column adds to the sum: e times this.
+// Beyond kFarthest e is 0, and an infinite distance would make the product NaN.
+template <class Acc>
+DETLOGP_FN Acc distance_below_max(Acc row_max, Acc x) {
+  const Acc farthest = sizeof(Acc) == 4 ? Acc(128) : Acc(1024);
+  const Acc distance = row_max - x;
+  return distance > farthest ? farthest : distance;
+}
+
+// Each lane takes its terms in fours, in their order: the first product rounded, then fused steps; the fours
+// are added to the lane's sum in their order.
+constexpr int kEntropyGroup = 4;
+
+template <class Acc>
+DETLOGP_FN void store_entropy(const ForwardArgs& args, int64_t row, double entropy, Acc gap) {
+  if (args.entropy != nullptr) {
+    store_as(args.lse_type, args.entropy, row, static_cast<Acc>(entropy));
+    static_cast<Acc*>(args.gap)[row] = gap;
+  }
+}
+
 template <class Acc>
 DETLOGP_FN void store_scored_row(
-    const ForwardArgs& args, int64_t row, Acc target, Acc row_max, Acc log_sum) {
+    const ForwardArgs& args, int64_t row, Acc target, Acc row_max, Acc log_sum, Acc gap = Acc(0)) {
   store_as(args.logp_type, args.logp, row, target - row_max - log_sum);
   if (args.lse != nullptr) {
     store_as(args.lse_type, args.lse, row, row_max + log_sum);
@@ -30,6 +59,7 @@ DETLOGP_FN void store_scored_row(
     static_cast<Acc*>(args.row_max)[row] = row_max;
     static_cast<Acc*>(args.log_sum)[row] = log_sum;
   }
+  store_entropy(args, row, static_cast<double>(log_sum + gap), gap);
 }
 
 // A row that is not selected, or whose id is not one of its columns. Its logits are not read.
@@ -45,6 +75,7 @@ DETLOGP_FN void store_skipped_row(const ForwardArgs& args, int64_t row) {
   if (args.lse != nullptr) {
     store_as(args.lse_type, args.lse, row, -infinity);
   }
+  store_entropy<Acc>(args, row, 0.0, Acc(0));
   if (args.row_max != nullptr) {
     static_cast<Acc*>(args.row_max)[row] = -infinity;
     if (args.log_sum_is_double) {
@@ -74,6 +105,14 @@ DETLOGP_FN Acc gradient(bool is_target, Acc p, Acc grad, Acc grad_lse, bool has_
   const Acc score = (is_target ? Acc(1) : Acc(0)) - p;
   const Acc product = grad * score;
   return has_lse ? fused_multiply_add(grad_lse, p, product) : product;
+}
+
+// The same with the entropy's part, -grad_entropy p (log p + H) = grad_entropy p ((m - x) - gap), and then
+// divided by the temperature.
+template <class Acc>
+DETLOGP_FN Acc
+general_gradient(Acc gradient, Acc p, Acc distance, Acc gap, Acc grad_entropy, Acc temperature) {
+  return fused_multiply_add(grad_entropy, p * (distance - gap), gradient) / temperature;
 }
 
 // c p (u - e), from left to right.

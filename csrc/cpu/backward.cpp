@@ -1,6 +1,7 @@
 // First-order gradient on the CPU.
 //
-// Computes       grad_logits = grad_logp (onehot - p) + grad_lse p, p = exp((x - m) - log(s))
+// Computes       grad_logits = grad_logp (onehot - p) + grad_lse p, p = exp((x - m) - log(s)); where asked,
+//                with the entropy's part, and of x / temperature
 // Order          element by element: no sum
 // Accuracy       detlogp.testing.gradient_error_bound; m and log(s) stay apart, so that a common
 //                offset costs nothing
@@ -36,11 +37,40 @@ struct RowGradient {
   }
 };
 
+template <class Acc>
+struct GeneralRowGradient {
+  RowGradient<Acc> plain;
+  Acc gap;
+  Acc grad_entropy;
+  Acc temperature;
+
+  template <class T>
+  DETLOGP_FN GeneralRowGradient load(const BackwardArgs& args, int64_t row, T at_target) {
+    return {
+        RowGradient<Acc>::load(args, row, at_target), per_row<Acc>(args.gap, row),
+        per_row<Acc>(args.grad_entropy, row), static_cast<Acc>(args.temperature)};
+  }
+
+  template <class T>
+  DETLOGP_FN T element(const GeneralRowGradient& g, T logit, bool is_target) {
+    const Acc x = static_cast<Acc>(widen(logit)) / g.temperature;
+    const Acc p = exp_nonpositive((x - g.plain.row_max) - g.plain.log_sum);
+    const Acc of_plain = gradient(is_target, p, g.plain.grad, g.plain.grad_lse, g.plain.has_lse);
+    const Acc distance = distance_below_max(g.plain.row_max, x);
+    return Narrow<T>::from(
+        general_gradient(of_plain, p, distance, g.gap, g.grad_entropy, g.temperature));
+  }
+};
+
 }  // namespace
 
 template <class Acc>
 void backward(const BackwardArgs& args, int64_t first, int64_t last) {
-  differentiate_rows<RowGradient<Acc>>(args, first, last);
+  if (BackwardArgs::is_general(args)) {
+    differentiate_rows<GeneralRowGradient<Acc>>(args, first, last);
+  } else {
+    differentiate_rows<RowGradient<Acc>>(args, first, last);
+  }
 }
 
 template void backward<float>(const BackwardArgs&, int64_t, int64_t);

@@ -14,6 +14,40 @@ namespace detlogp::cpu::DETLOGP_CPU_PATH {
 namespace {
 
 template <class T>
+void score_general_row(const ForwardArgs& args, int64_t row) {
+  const Rows& rows = args.rows;
+  if (!Rows::scored(rows, row)) {
+    store_skipped_row<float>(args, row);
+    return;
+  }
+  RowReader<T> reader;
+  open_row(reader, rows, row);
+  const float temperature = static_cast<float>(args.temperature);
+  // Division by a positive number keeps the order, so the max of the quotients is the max's quotient.
+  const float row_max = find_max(reader, rows.vocab) / temperature;
+  const ExactScale scale = scale_of_sum(row_max, log2_quanta(rows.vocab), true);
+  uint64_t lane[kMaxLanes] = {};
+  uint64_t of_entropy[kMaxLanes] = {};
+  for_each_block(rows.vocab, [&](int64_t column, int count) {
+    const T* block = RowReader<T>::block(reader, column, count);
+    for (int k = 0; k < count; ++k) {
+      const float x = to_float(block[k]) / temperature;
+      const float term = exact_exp(scale, x);
+      lane[k] += to_quanta(term);
+      of_entropy[k] += entropy_quanta(term, row_max, x);
+    }
+  });
+  uint64_t sum = 0;
+  uint64_t entropy_sum = 0;
+  for (int k = 0; k < kMaxLanes; ++k) {
+    sum += lane[k];
+    entropy_sum += of_entropy[k];
+  }
+  const T target = reader.row[Rows::target(rows, row) * rows.column_stride];
+  store_exact_row(args, row, to_float(target) / temperature, row_max, scale, sum, entropy_sum);
+}
+
+template <class T>
 void score_row(const ForwardArgs& args, int64_t row) {
   const Rows& rows = args.rows;
   if (!Rows::scored(rows, row)) {
@@ -51,20 +85,57 @@ struct RowGradient {
   }
 };
 
+struct GeneralRowGradient {
+  RowGradient plain;
+  float row_max;
+  float gap;
+  float grad_entropy;
+  float temperature;
+
+  template <class T>
+  DETLOGP_FN GeneralRowGradient load(const BackwardArgs& args, int64_t row, T at_target) {
+    const float temperature = static_cast<float>(args.temperature);
+    return {
+        RowGradient::load(args, row, to_float(at_target) / temperature),
+        per_row<float>(args.row_max, row), per_row<float>(args.gap, row),
+        per_row<float>(args.grad_entropy, row), temperature};
+  }
+
+  template <class T>
+  DETLOGP_FN T element(const GeneralRowGradient& g, T logit, bool is_target) {
+    const RowGradient& plain = g.plain;
+    const float x = to_float(logit) / g.temperature;
+    const float of_plain =
+        exact_gradient(plain.probability, x, is_target, plain.grad, plain.grad_lse, plain.has_lse);
+    const float p = is_target ? plain.probability.of_target : probability_of(plain.probability, x);
+    const float distance = distance_below_max(g.row_max, x);
+    return Narrow<T>::from(
+        general_gradient(of_plain, p, distance, g.gap, g.grad_entropy, g.temperature));
+  }
+};
+
 }  // namespace
 
 template <>
 void forward<Exact>(const ForwardArgs& args, int64_t first, int64_t last) {
   visit_dtype(args.rows.logits_type, [&](auto zero) {
     for (int64_t row = first; row < last; ++row) {
-      score_row<decltype(zero)>(args, row);
+      if (ForwardArgs::is_general(args)) {
+        score_general_row<decltype(zero)>(args, row);
+      } else {
+        score_row<decltype(zero)>(args, row);
+      }
     }
   });
 }
 
 template <>
 void backward<Exact>(const BackwardArgs& args, int64_t first, int64_t last) {
-  differentiate_rows<RowGradient>(args, first, last);
+  if (BackwardArgs::is_general(args)) {
+    differentiate_rows<GeneralRowGradient>(args, first, last);
+  } else {
+    differentiate_rows<RowGradient>(args, first, last);
+  }
 }
 
 }  // namespace detlogp::cpu::DETLOGP_CPU_PATH

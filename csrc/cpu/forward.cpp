@@ -1,6 +1,7 @@
 // Forward on the CPU.
 //
-// Computes       logp[r] = x[r, t] - m - log(s), lse[r] = m + log(s), and m, log(s) for the backward
+// Computes       logp[r] = x[r, t] - m - log(s), lse[r] = m + log(s), and m, log(s) for the backward;
+//                where asked, of x / temperature, and the entropy log(s) + sum_v e (m - x) / s
 // Order          core/lanes.h: B lanes, each in column order, then a fixed tree; one thread a row
 // Accuracy       detlogp.testing.logp_error_bound
 // Special cases  core/row.h
@@ -44,6 +45,67 @@ NextRow<T> next_row(const Rows& rows, int64_t row, int64_t last) {
   return {static_cast<const T*>(rows.logits) + RowLayout::offset(rows.layout, row + 1)};
 }
 
+// The entropy's lanes beside those of the sum (core/row.h has the order).
+template <class Acc>
+struct EntropyLanes {
+  Acc part[kMaxLanes] = {};
+  Acc total[kMaxLanes] = {};
+  int parts = 0;
+
+  // `term(k)` is e, `distance(k)` m - x, of the next column of lane k < count.
+  template <class Term, class Distance>
+  DETLOGP_FN void add(EntropyLanes& lanes, int count, const Term& term, const Distance& distance) {
+    for (int k = 0; k < count; ++k) {
+      lanes.part[k] = fused_multiply_add(term(k), distance(k), lanes.part[k]);
+    }
+    if (++lanes.parts == kEntropyGroup) {
+      flush(lanes);
+    }
+  }
+
+  DETLOGP_FN void flush(EntropyLanes& lanes) {
+    for (int k = 0; k < kMaxLanes; ++k) {
+      lanes.total[k] += lanes.part[k];
+      lanes.part[k] = 0;
+    }
+    lanes.parts = 0;
+  }
+};
+
+// A row of which more is asked for: logits divided by a temperature, or the entropy.
+template <class T, class Acc>
+void score_general_row(const ForwardArgs& args, int64_t row) {
+  const Rows& rows = args.rows;
+  if (!Rows::scored(rows, row)) {
+    store_skipped_row<Acc>(args, row);
+    return;
+  }
+  RowReader<T> reader;
+  open_row(reader, rows, row);
+  const Acc temperature = static_cast<Acc>(args.temperature);
+  const Acc row_max = max_of_quotients(find_max<T, Acc>(reader, rows.vocab), temperature);
+  EntropyLanes<Acc> entropy;
+  const Acc sum = sum_in_lanes<Acc>(rows.vocab, [&](Acc* lane, int64_t column, int count) {
+    const T* block = RowReader<T>::block(reader, column, count);
+    Acc x[kMaxLanes];
+    Acc e[kMaxLanes];
+    for (int k = 0; k < count; ++k) {
+      x[k] = static_cast<Acc>(widen(block[k])) / temperature;
+      const Exponential<Acc> parts = split_exp(x[k] - row_max);
+      lane[k] = fused_multiply_add(parts.scale, parts.fraction, lane[k]);
+      e[k] = parts.scale * parts.fraction;
+    }
+    EntropyLanes<Acc>::add(
+        entropy, count, [&](int k) { return e[k]; },
+        [&](int k) { return distance_below_max(row_max, x[k]); });
+  });
+  EntropyLanes<Acc>::flush(entropy);
+  const Acc gap = fold_lanes(entropy.total, lane_count(rows.vocab)) / sum;
+  const Acc target =
+      static_cast<Acc>(widen(reader.row[rows.token_ids[row] * rows.column_stride])) / temperature;
+  store_scored_row(args, row, target, row_max, log_sum(sum), gap);
+}
+
 template <class T, class Acc>
 void score_row(const ForwardArgs& args, int64_t row, const NextRow<T>& next) {
   const Rows& rows = args.rows;
@@ -72,7 +134,11 @@ void forward(const ForwardArgs& args, int64_t first, int64_t last) {
   visit_dtype(args.rows.logits_type, [&](auto zero) {
     using T = decltype(zero);
     for (int64_t row = first; row < last; ++row) {
-      score_row<T, Acc>(args, row, next_row<T>(args.rows, row, last));
+      if (ForwardArgs::is_general(args)) {
+        score_general_row<T, Acc>(args, row);
+      } else {
+        score_row<T, Acc>(args, row, next_row<T>(args.rows, row, last));
+      }
     }
   });
 }

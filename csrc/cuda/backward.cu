@@ -1,6 +1,7 @@
 // First-order gradient on CUDA.
 //
-// Computes       grad_logits = grad_logp (onehot - p) + grad_lse p, p = exp((x - m) - log(s))
+// Computes       grad_logits = grad_logp (onehot - p) + grad_lse p, p = exp((x - m) - log(s)); where asked,
+//                with the entropy's part, and of x / temperature
 // Order          element by element: no sum
 // Accuracy       detlogp.testing.gradient_error_bound; m and log(s) stay apart, so that a common
 //                offset costs nothing
@@ -40,6 +41,42 @@ struct RowGradient {
   }
 };
 
+template <class Acc>
+struct GeneralRowGradient {
+  RowGradient<Acc> plain;
+  Acc gap;
+  Acc grad_entropy;
+  Acc temperature;
+  int64_t target;
+
+  template <class T>
+  __device__ __forceinline__ static GeneralRowGradient load(
+      const BackwardArgs& args, int64_t row, int64_t first, int64_t last) {
+    const auto plain = RowGradient<Acc>::template load<T>(args, row, first, last);
+    return {
+        plain, per_row<Acc>(args.gap, row), per_row<Acc>(args.grad_entropy, row),
+        static_cast<Acc>(args.temperature), plain.target};
+  }
+
+  template <class T>
+  __device__ __forceinline__ T element(T logit, bool is_target) const {
+    const Acc x = to_acc<Acc>(logit) / temperature;
+    const Acc p = exp_of((x - plain.row_max) - plain.log_sum);
+    const Acc of_plain = gradient(is_target, p, plain.grad, plain.grad_lse, plain.has_lse);
+    const Acc distance = distance_below_max(plain.row_max, x);
+    return from_acc<T>(general_gradient(of_plain, p, distance, gap, grad_entropy, temperature));
+  }
+};
+
+template <class Acc>
+void launch_backward_in(const BackwardArgs& args, void* stream) {
+  if (BackwardArgs::is_general(args)) {
+    launch_backward_of<GeneralRowGradient<Acc>>(args, stream);
+  } else {
+    launch_backward_of<RowGradient<Acc>>(args, stream);
+  }
+}
+
 }  // namespace
 
 void launch_backward(const BackwardArgs& args, Arithmetic arithmetic, void* stream) {
@@ -47,9 +84,9 @@ void launch_backward(const BackwardArgs& args, Arithmetic arithmetic, void* stre
     case Arithmetic::exact:
       return launch_exact_backward(args, stream);
     case Arithmetic::float64:
-      return launch_backward_of<RowGradient<double>>(args, stream);
+      return launch_backward_in<double>(args, stream);
     case Arithmetic::float32:
-      return launch_backward_of<RowGradient<float>>(args, stream);
+      return launch_backward_in<float>(args, stream);
   }
 }
 

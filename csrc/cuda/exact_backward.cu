@@ -1,6 +1,7 @@
 // First-order gradient of the exact contract on CUDA.
 //
-// Computes       grad_logits = grad_logp (onehot - p) + grad_lse p, p = exp((x - m) - log(s))
+// Computes       grad_logits = grad_logp (onehot - p) + grad_lse p, p = exp((x - m) - log(s)); where asked,
+//                with the entropy's part, and of x / temperature
 // Order          element by element: no sum
 // Accuracy       detlogp.testing.gradient_error_bound
 // Special cases  a row that is not selected, or whose id is bad, is exactly 0 and is not read
@@ -33,7 +34,7 @@ struct ExactRowGradient {
       const T at_target = is_here ? logits[target * rows.column_stride] : T{};
       probability = exact_probability(
           per_row<float>(args.row_max, row), log_sum_of<double>(args, row),
-          to_acc<float>(at_target));
+          to_acc<float>(at_target) / static_cast<float>(args.temperature));
     }
     __syncthreads();
     return {
@@ -48,10 +49,46 @@ struct ExactRowGradient {
   }
 };
 
+struct GeneralExactRowGradient {
+  ExactRowGradient plain;
+  float row_max;
+  float gap;
+  float grad_entropy;
+  float temperature;
+  int64_t target;
+
+  template <class T>
+  __device__ __forceinline__ static GeneralExactRowGradient load(
+      const BackwardArgs& args, int64_t row, int64_t first, int64_t last) {
+    const auto plain = ExactRowGradient::load<T>(args, row, first, last);
+    return {
+        plain,
+        per_row<float>(args.row_max, row),
+        per_row<float>(args.gap, row),
+        per_row<float>(args.grad_entropy, row),
+        static_cast<float>(args.temperature),
+        plain.target};
+  }
+
+  template <class T>
+  __device__ __forceinline__ T element(T logit, bool is_target) const {
+    const float x = to_acc<float>(logit) / temperature;
+    const float of_plain =
+        exact_gradient(plain.probability, x, is_target, plain.grad, plain.grad_lse, plain.has_lse);
+    const float p = is_target ? plain.probability.of_target : probability_of(plain.probability, x);
+    const float distance = distance_below_max(row_max, x);
+    return from_acc<T>(general_gradient(of_plain, p, distance, gap, grad_entropy, temperature));
+  }
+};
+
 }  // namespace
 
 void launch_exact_backward(const BackwardArgs& args, void* stream) {
-  launch_backward_of<ExactRowGradient>(args, stream);
+  if (BackwardArgs::is_general(args)) {
+    launch_backward_of<GeneralExactRowGradient>(args, stream);
+  } else {
+    launch_backward_of<ExactRowGradient>(args, stream);
+  }
 }
 
 }  // namespace detlogp::cuda

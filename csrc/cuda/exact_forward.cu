@@ -21,26 +21,44 @@ namespace {
 
 constexpr int kThreads = ExactPolicy::kThreads;
 
-template <class T, class Columns>
+// General: logits divided by a temperature, and the entropy.
+template <class T, bool IsGeneral, class Columns>
 __device__ __forceinline__ void score_row(
     const ForwardArgs& args, int64_t row, const Columns& columns) {
   __shared__ Groups<float> maxima;
   __shared__ Groups<uint64_t> sums;
+  const float temperature = static_cast<float>(args.temperature);
+  const auto quotient = [=](T x) {
+    return IsGeneral ? to_acc<float>(x) / temperature : to_acc<float>(x);
+  };
   float row_max = __uint_as_float(0xff800000u);
   columns.for_each([&](T x) { row_max = larger_of<true>(row_max, to_acc<float>(x)); });
+  // Division by a positive number keeps the order, so the max of the quotients is the max's quotient.
   row_max = max_of_threads(row_max, maxima);
-  const ExactScale scale = scale_of_sum(row_max, log2_quanta(args.rows.vocab));
+  row_max = IsGeneral ? row_max / temperature : row_max;
+  const ExactScale scale = scale_of_sum(row_max, log2_quanta(args.rows.vocab), IsGeneral);
   uint64_t sum = 0;
-  columns.for_each([&](T x) { sum += quanta(scale, to_acc<float>(x)); });
+  uint64_t entropy_sum = 0;
+  columns.for_each([&](T logit) {
+    const float x = quotient(logit);
+    const float term = exact_exp(scale, x);
+    sum += to_quanta(term);
+    if (IsGeneral) {
+      entropy_sum += entropy_quanta(term, row_max, x);
+    }
+  });
   sum = fold_block(sum, blockDim.x, sums);
+  if (IsGeneral) {
+    entropy_sum = fold_block(entropy_sum, blockDim.x, sums);
+  }
   if (threadIdx.x == 0) {
     const T* logits = row_of<T>(args.rows, row);
     const T target = logits[args.rows.token_ids[row] * args.rows.column_stride];
-    store_exact_row(args, row, to_acc<float>(target), row_max, scale, sum);
+    store_exact_row(args, row, quotient(target), row_max, scale, sum, entropy_sum);
   }
 }
 
-template <class T>
+template <class T, bool IsGeneral>
 __global__ void __launch_bounds__(kThreads)
     exact_forward_kernel(const __grid_constant__ ForwardArgs args, bool staged) {
   extern __shared__ __align__(16) char stage[];
@@ -58,9 +76,9 @@ __global__ void __launch_bounds__(kThreads)
       if (staged) {
         pieces.stage(reinterpret_cast<Vector<T>*>(stage));
       }
-      score_row<T>(args, row, pieces);
+      score_row<T, IsGeneral>(args, row, pieces);
     } else {
-      score_row<T>(args, row, Strided<T>{logits, rows.column_stride, rows.vocab});
+      score_row<T, IsGeneral>(args, row, Strided<T>{logits, rows.column_stride, rows.vocab});
     }
   }
 }
@@ -73,9 +91,10 @@ void launch(const ForwardArgs& args, cudaStream_t stream) {
   const bool staged = rows.column_stride == 1 && 16 * pieces <= ExactPolicy::kStagedBytes;
   const int64_t threads = std::min<int64_t>((pieces + 31) / 32 * 32, kThreads);
   const size_t shared_bytes = staged ? static_cast<size_t>(16 * pieces) : 0;
-  exact_forward_kernel<T>
-      <<<block_count(rows.count), static_cast<unsigned>(threads), shared_bytes, stream>>>(
-          args, staged);
+  const auto kernel = ForwardArgs::is_general(args) ? exact_forward_kernel<T, true>
+                                                    : exact_forward_kernel<T, false>;
+  kernel<<<block_count(rows.count), static_cast<unsigned>(threads), shared_bytes, stream>>>(
+      args, staged);
   check(cudaGetLastError(), "launch of exact_forward_kernel");
 }
 

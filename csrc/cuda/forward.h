@@ -13,5 +13,7 @@ constexpr int64_t kNarrowVocab = 4096;  // up to it, B is less than 512
 // kernel does not serve: other types, strided columns, narrow rows, rows beyond the ring, old devices.
 bool launch_forward_ring(const ForwardArgs& args, void* stream, int cluster);
 bool launch_exact_ring(const ForwardArgs& args, void* stream, int cluster);
+bool launch_general_ring(const ForwardArgs& args, void* stream, int cluster);
+bool launch_general_exact_ring(const ForwardArgs& args, void* stream, int cluster);
 
 }  // namespace detlogp::cuda

@@ -6,8 +6,9 @@
 namespace detlogp::cuda {
 
 struct ForwardPolicy {
-  static constexpr int kMaxUnroll = 4;   // 16-byte loads of a thread in flight, for the max
-  static constexpr int kSumUnroll = 16;  // columns of a lane in flight, for the sum
+  static constexpr int kMaxUnroll = 4;      // 16-byte loads of a thread in flight, for the max
+  static constexpr int kSumUnroll = 16;     // columns of a lane in flight, for the sum
+  static constexpr int kGeneralUnroll = 4;  // the same with temperatures and the entropy
   // The ring kernel serves rows from here on; few rows, which fill the device in one wave, only if wide.
   static constexpr int64_t kRingVocab = 10240;
   static constexpr int64_t kRingVocabOfFewRows = 49152;

@@ -11,7 +11,15 @@ True
 
 from detlogp import parallel
 from detlogp._version import __version__
-from detlogp.functional import LogpResult, logp
+from detlogp.functional import LogpEntropyResult, LogpLseEntropyResult, LogpResult, logp
 from detlogp.object import DeterministicLogp
 
-__all__ = ["DeterministicLogp", "LogpResult", "__version__", "logp", "parallel"]
+__all__ = [
+    "DeterministicLogp",
+    "LogpEntropyResult",
+    "LogpLseEntropyResult",
+    "LogpResult",
+    "__version__",
+    "logp",
+    "parallel",
+]

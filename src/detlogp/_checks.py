@@ -32,6 +32,18 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be {expected}, got {value!r}")
 
 
+def checked_temperature(temperature: float, *, in_double: bool) -> float:
+    """As a float that the arithmetic's type holds."""
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+        raise TypeError(f"temperature must be a float, got {type(temperature).__name__}")
+    limits = torch.finfo(torch.float64 if in_double else torch.float32)
+    if not limits.tiny <= temperature <= limits.max:
+        raise ValueError(
+            f"temperature must be between {limits.tiny} and {limits.max}, got {temperature}"
+        )
+    return float(temperature)
+
+
 def check_logits_type(logits: Tensor) -> None:
     if not isinstance(logits, Tensor):
         raise TypeError(f"logits must be a Tensor, got {type(logits).__name__}")

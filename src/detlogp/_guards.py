@@ -20,6 +20,7 @@ _active_transform = torch._C._functorch.peek_interpreter_stack
 _OPERATORS = {
     "logp": _native.logp_op,
     "logp_with_stats": _native.logp_with_stats_op,
+    "logp_with_entropy": _native.logp_with_entropy_op,
     "logp_out": _native.logp_out_op,
     "logp_backward": _native.logp_backward_op,
     "logp_backward_inplace": _native.logp_backward_inplace_op,

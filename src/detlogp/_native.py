@@ -24,6 +24,7 @@ def _load() -> None:
 _load()
 logp_op = torch.ops.detlogp.logp.default
 logp_with_stats_op = torch.ops.detlogp.logp_with_stats.default
+logp_with_entropy_op = torch.ops.detlogp.logp_with_entropy.default
 logp_out_op = torch.ops.detlogp.logp_out.default
 logp_backward_op = torch.ops.detlogp.logp_backward.default
 logp_backward_inplace_op = torch.ops.detlogp.logp_backward_inplace.default
@@ -85,6 +86,23 @@ def _(
     return _per_row(logits, FLOAT_DTYPES[dtype]), lse, row_max, log_sum
 
 
+@torch.library.register_fake("detlogp::logp_with_entropy")
+def _(
+    logits: Tensor,
+    token_ids: Tensor,
+    mask: Tensor | None,
+    dtype: int,
+    lse_dtype: int,
+    arithmetic: int,
+    nan_for_invalid: bool,
+    temperature: float,
+) -> tuple[Tensor, ...]:
+    _checks.check_tensors(logits, token_ids)
+    lse, row_max, log_sum = _stats(logits, lse_dtype, arithmetic)
+    entropy, gap = torch.empty_like(lse), torch.empty_like(row_max)
+    return _per_row(logits, FLOAT_DTYPES[dtype]), lse, entropy, row_max, log_sum, gap
+
+
 @torch.library.register_fake("detlogp::logp_out")
 def _(
     logits: Tensor,
@@ -111,12 +129,15 @@ def _(
     grad_lse: Tensor | None,
     first_column: int = 0,
     vocab_size: int | None = None,
+    gap: Tensor | None = None,
+    grad_entropy: Tensor | None = None,
+    temperature: float = 1.0,
 ) -> Tensor:
     return logits.new_empty(logits.shape)
 
 
 @torch.library.register_fake("detlogp::logp_backward_inplace")
-def _(*_: Tensor | None) -> None:
+def _(*_: Tensor | float | None) -> None:
     return None
 
 

@@ -1,17 +1,28 @@
 """The public function."""
 
-from typing import Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from detlogp import _checks
-from detlogp._first_order import FirstOrder, InPlace, check_inplace_backward
+from detlogp._first_order import FirstOrder, InPlace, check_inplace_backward, tempered
 from detlogp._guards import call, is_transformed
-from detlogp._native import DTYPE_NUMBERS, EXACT, FLOAT32, FLOAT64, logp_op, logp_with_stats_op
+from detlogp._native import (
+    DTYPE_NUMBERS,
+    EXACT,
+    FLOAT32,
+    FLOAT64,
+    logp_op,
+    logp_with_entropy_op,
+    logp_with_stats_op,
+)
 from detlogp._out import check_out, copy_out, write_out
-from detlogp.primitives.score import Score
+from detlogp.primitives.score import Score, ScoreEntropy
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class LogpResult(NamedTuple):
@@ -23,18 +34,49 @@ class LogpResult(NamedTuple):
     """[...], logarithm of the sum of the exponentials of the row's logits, in nats."""
 
 
+class LogpEntropyResult(NamedTuple):
+    """What `logp` returns with `return_entropy`."""
+
+    logp: Tensor
+    """[...], log-probability of the token, in nats."""
+    entropy: Tensor
+    """[...], entropy of the row's softmax, in nats."""
+
+
+class LogpLseEntropyResult(NamedTuple):
+    """What `logp` returns with `return_lse` and `return_entropy`."""
+
+    logp: Tensor
+    """[...], log-probability of the token, in nats."""
+    lse: Tensor
+    """[...], logarithm of the sum of the exponentials of the row's logits, in nats."""
+    entropy: Tensor
+    """[...], entropy of the row's softmax, in nats."""
+
+
+Result = Tensor | LogpResult | LogpEntropyResult | LogpLseEntropyResult
+
+
+if TYPE_CHECKING:
+
+    class _Options(TypedDict, total=False):
+        rows: Tensor | None
+        out: Tensor | None
+        dtype: torch.dtype | None
+        contract: str
+        temperature: float
+        on_invalid: str
+        inplace_backward: bool
+
+
 @overload
 def logp(
     logits: Tensor,
     token_ids: Tensor,
     *,
-    rows: Tensor | None = None,
-    out: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    contract: str = "locked",
     return_lse: Literal[False] = False,
-    on_invalid: str = "zero",
-    inplace_backward: bool = False,
+    return_entropy: Literal[False] = False,
+    **options: "Unpack[_Options]",
 ) -> Tensor: ...
 
 
@@ -43,13 +85,9 @@ def logp(
     logits: Tensor,
     token_ids: Tensor,
     *,
-    rows: Tensor | None = None,
-    out: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    contract: str = "locked",
     return_lse: Literal[True],
-    on_invalid: str = "zero",
-    inplace_backward: bool = False,
+    return_entropy: Literal[False] = False,
+    **options: "Unpack[_Options]",
 ) -> LogpResult: ...
 
 
@@ -58,14 +96,43 @@ def logp(
     logits: Tensor,
     token_ids: Tensor,
     *,
-    rows: Tensor | None = None,
-    out: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    contract: str = "locked",
-    return_lse: bool,
-    on_invalid: str = "zero",
-    inplace_backward: bool = False,
+    return_lse: Literal[False] = False,
+    return_entropy: Literal[True],
+    **options: "Unpack[_Options]",
+) -> LogpEntropyResult: ...
+
+
+@overload
+def logp(
+    logits: Tensor,
+    token_ids: Tensor,
+    *,
+    return_lse: Literal[True],
+    return_entropy: Literal[True],
+    **options: "Unpack[_Options]",
+) -> LogpLseEntropyResult: ...
+
+
+@overload
+def logp(
+    logits: Tensor,
+    token_ids: Tensor,
+    *,
+    return_lse: bool = False,
+    return_entropy: Literal[False] = False,
+    **options: "Unpack[_Options]",
 ) -> Tensor | LogpResult: ...
+
+
+@overload
+def logp(
+    logits: Tensor,
+    token_ids: Tensor,
+    *,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    **options: "Unpack[_Options]",
+) -> Result: ...
 
 
 def logp(
@@ -76,10 +143,12 @@ def logp(
     out: Tensor | None = None,
     dtype: torch.dtype | None = None,
     contract: str = "locked",
+    temperature: float = 1.0,
     return_lse: bool = False,
+    return_entropy: bool = False,
     on_invalid: str = "zero",
     inplace_backward: bool = False,
-) -> Tensor | LogpResult:
+) -> Result:
     """Log-probability that each row's softmax gives to its token.
 
         logp[r] = (x[r, t] - m) - log(s),  m = max_v x[r, v],  s = sum_v exp(x[r, v] - m)
@@ -107,7 +176,13 @@ def logp(
         contract: how the sum is taken. "locked": float32 additions in a fixed order; on CUDA the
             recorded bits. "exact": whole numbers, whose sum has no order; the same bits on the CPU
             and on every GPU, and a smaller error. Not in double arithmetic.
+        temperature: a positive float that the logits are divided by, in the arithmetic's type,
+            before anything else; the gradient is that of the logits. All results are of the
+            quotients.
         return_lse: also return lse[r] = m + log(s), of the dtype that `dtype` says.
+        return_entropy: also return the entropy of the row's softmax, log(s) + sum_v p (m - x), of
+            the same dtype, from the same read of the row; 0 in a row that is not scored. A logit
+            of -inf adds 0.
         on_invalid: what a bad id in a selected row gives: "zero"; "nan", a NaN logp with the same
             lse and gradient; or "raise", a ValueError before anything is written, which costs a
             synchronisation of the device. Nothing else synchronises.
@@ -117,9 +192,10 @@ def logp(
             operation, with adjacent columns. Without a gradient it changes nothing.
 
     Returns:
-        logp [...], in nats, or LogpResult(logp, lse). Both are differentiable to every order, in
-        reverse and forward mode and under every torch.func transform; gradients have logits'
-        dtype. First-order training runs one fused kernel and keeps no [N, V] tensor.
+        logp [...], in nats, or a NamedTuple of logp, lse and entropy, those that were asked for.
+        All are differentiable to every order, in reverse and forward mode and under every
+        torch.func transform; gradients have logits' dtype. First-order training runs one fused
+        kernel and keeps no [N, V] tensor.
 
     Raises:
         TypeError: a dtype that is not supported.
@@ -142,6 +218,8 @@ def logp(
         return_lse,
         on_invalid,
         inplace_backward,
+        temperature,
+        return_entropy,
     )
 
 
@@ -191,7 +269,9 @@ def score(
     return_lse: bool = False,
     on_invalid: str = "zero",
     inplace_backward: bool = False,
-) -> Tensor | LogpResult:
+    temperature: float = 1.0,
+    return_entropy: bool = False,
+) -> Result:
     """`logp`, whose arithmetic's type, float32 or float64, may be stated in place of `dtype`."""
     try:
         lse_number, arithmetic = _ARITHMETIC[compute_dtype or logits.dtype, dtype]
@@ -219,18 +299,29 @@ def score(
     if out is not None:
         _checks.check_tensors(logits, token_ids)
         check_out(out, dtype, logits, token_ids, rows)
+    # What the plain operators do not do: they serve every call that does not ask for it.
+    more: tuple[float, ...] = ()
+    if return_entropy or temperature != 1.0:
+        is_double = arithmetic == FLOAT64
+        more = (_checks.checked_temperature(temperature, in_double=is_double),)
+    entropy = None
     try:
-        if differentiable:
+        if differentiable or (more and out is not None):
             number = lse_number if out is None else DTYPE_NUMBERS[out.dtype]
-            plain = InPlace if inplace_backward else FirstOrder
-            function = Score if transformed else plain
-            value, lse, *_ = function.apply(  # type: ignore[no-untyped-call]
-                logits, ids, mask, number, *options
-            )
+            args = (ids, mask, number, *options)
+            if transformed:
+                value, lse, entropy = _transformed(logits, args, *more)
+            else:
+                function = InPlace if inplace_backward else FirstOrder
+                value, lse, *rest = function.apply(logits, *args, *more)  # type: ignore[no-untyped-call]
+                entropy = rest[0] if rest else None
             if out is not None:
                 value = copy_out(out, value, mask)
         elif out is not None:
             value, lse = write_out(out, logits, ids, mask, *options)
+        elif more:
+            args = (ids, mask, lse_number, *options)
+            value, lse, entropy, *_ = call(logp_with_entropy_op, logits, *args, *more)
         elif return_lse:
             value, lse, _, _ = call(logp_with_stats_op, logits, ids, mask, lse_number, *options)
         else:
@@ -241,4 +332,22 @@ def score(
         # The operators check everything before they write; this finds the argument to name.
         _checks.check_tensors(logits, token_ids)
         raise
+    if return_entropy:
+        assert entropy is not None
+        if return_lse:
+            return LogpLseEntropyResult(value, lse, entropy)
+        return LogpEntropyResult(value, entropy)
     return LogpResult(value, lse) if return_lse else value
+
+
+def _transformed(
+    logits: Tensor, args: tuple[Any, ...], temperature: float | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """logp, lse and, with a temperature, the entropy, under a transform or in forward mode."""
+    if temperature is None:
+        value, lse, _, _ = Score.apply(logits, *args)  # type: ignore[no-untyped-call]
+        return value, lse, None
+    dtype = torch.float64 if args[4] == FLOAT64 else torch.float32
+    quotients = tempered(logits, temperature, dtype)
+    value, lse, entropy, _, _ = ScoreEntropy.apply(quotients, *args)  # type: ignore[no-untyped-call]
+    return value, lse, entropy

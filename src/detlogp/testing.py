@@ -188,6 +188,50 @@ def logp_error_bound(
     return bound + rounding_bound(exact.logp.abs() + bound, dtype)
 
 
+def entropy_error_bound(
+    logits: Tensor, dtype: torch.dtype = torch.float32, contract: str = "locked"
+) -> Tensor:
+    """Largest |entropy - exact| that a contract allows for each row, in nats.
+
+    Args:
+        logits: [..., V], as the arithmetic reads them, divided by the temperature; finite or -inf,
+            with at least one finite logit a row.
+        dtype: the result's; float64 stands for double arithmetic.
+        contract: "locked" or "exact".
+
+    Returns:
+        [...], float64.
+
+    Raises: ValueError, for another contract, or the exact one with float64.
+    """
+    unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
+    _check_contract(contract, dtype)
+    vocab = logits.shape[-1]
+    x = logits.double()
+    row_max = x.amax(-1, keepdim=True)
+    p = reference.probability(logits)
+    distance = (row_max - x).nan_to_num(posinf=0.0)
+    weighted = p * distance
+    gap = weighted.sum(-1)
+    log_sum = (x - row_max).exp().sum(-1).log()
+    if contract == "exact":
+        # The same terms, each with two more roundings, and a second set of quanta.
+        of_sum = _exact_sum_error(p)
+        below = (p.amax(-1, keepdim=True) / p).log2() + 1.0
+        of_exp = _EXACT_EXP_ERROR + 2.0 * unit + _EXACT_LOG2_EXCESS * below
+        of_terms = (weighted * of_exp).nan_to_num().sum(-1) + _quanta_error(p)
+        bound = of_terms + (1.0 + gap) * of_sum + unit * (log_sum + gap)
+        bound = bound + 2.0**-50 * (1.0 + log_sum + gap)
+    else:
+        additions = -(-vocab // lanes(vocab)) + 8
+        of_sum = unit * (additions + gap + 4.0) + vocab * 2.0**-126
+        # A term is off by its exponential, distance and product, and meets as many additions.
+        of_terms = unit * (weighted * (distance + additions + 6.0)).sum(-1) + vocab * 2.0**-126
+        bound = of_terms + (1.0 + gap) * of_sum + unit * (2.0 * log_sum + 3.0 * gap)
+    bound = 1.01 * bound
+    return bound + rounding_bound(log_sum + gap + bound, dtype)
+
+
 def gradient_error_bound(
     probability: Tensor,
     magnitude: Tensor,
@@ -234,14 +278,19 @@ def _check_contract(contract: str, dtype: torch.dtype) -> None:
 
 def _exact_sum_error(probability: Tensor) -> Tensor:
     """What log(s) may be off in the exact contract, [...], from the exact probabilities."""
-    vocab = probability.shape[-1]
     largest = probability.amax(-1)
     others = 1.0 - largest
     # sum_v p log2(p_max / p): how many powers of 2 the terms lie below the max, on average.
     below = (probability * (largest.unsqueeze(-1) / probability).log2()).nan_to_num().sum(-1)
-    quantum = 2.0 ** -min(43, 63 - (vocab - 1).bit_length())
     of_terms = _EXACT_EXP_ERROR * others + _EXACT_LOG2_EXCESS * (below + others)
-    return of_terms + 0.712 * vocab * quantum * largest
+    return of_terms + _quanta_error(probability)
+
+
+def _quanta_error(probability: Tensor) -> Tensor:
+    """Half a quantum a term, relative to s, [...]."""
+    vocab = probability.shape[-1]
+    quantum = 2.0 ** -min(43, 63 - (vocab - 1).bit_length())
+    return 0.712 * vocab * quantum * probability.amax(-1)
 
 
 def rounding_bound(values: Tensor, dtype: torch.dtype) -> Tensor:

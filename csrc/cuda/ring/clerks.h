@@ -155,10 +155,14 @@ class Finisher {
     }
     const T target = reinterpret_cast<const T*>(info.begin)[info.token_id];
     wait_for_cluster<S::kCluster>(shared.done[slot], row_.parity);
-    const auto sum = sum_of_row(shared.sums.of_row[slot]);
+    const auto& sums = shared.sums.of_row[slot];
+    const auto sum = sum_of_row(sums, 0);
+    const auto entropy_sum = S::kIsGeneral ? sum_of_row(sums, 1) : sum;
     if (threadIdx.x % 32 == 0) {
       if (storing_rank_ == block_.rank) {
-        store(info.row, to_acc<float>(target), shared.row_max[slot], sum);
+        const float logit = to_acc<float>(target);
+        const float x = S::kIsGeneral ? logit / block_.temperature : logit;
+        store(info.row, x, shared.row_max[slot], sum, entropy_sum);
       }
       arrive(shared.ended[slot]);
     }
@@ -168,28 +172,31 @@ class Finisher {
   }
 
  private:
-  __device__ __forceinline__ static float sum_of_row(const float (&group)[kGroups]) {
+  // `which`: 0 for the sum, 1 for the entropy's.
+  __device__ __forceinline__ static float sum_of_row(const float* groups, int which) {
     const int lane = threadIdx.x % 32;
-    return fold_warp(lane < kGroups ? group[lane] : 0.0f);
+    return fold_warp(lane < kGroups ? groups[which * kGroups + lane] : 0.0f);
   }
 
-  template <int Count>
-  __device__ __forceinline__ static uint64_t sum_of_row(const uint64_t (&part)[Count]) {
+  __device__ __forceinline__ static uint64_t sum_of_row(const uint64_t* parts, int which) {
+    constexpr int kCount = S::kCluster * S::kSumWarps;
     uint64_t sum = 0;
-    for (int i = threadIdx.x % 32; i < Count; i += 32) {
-      sum += part[i];
+    for (int i = threadIdx.x % 32; i < kCount; i += 32) {
+      sum += parts[which * kCount + i];
     }
     return fold_warp(sum);
   }
 
-  __device__ __forceinline__ void store(int64_t row, float target, float row_max, float sum) const {
-    store_scored_row(args_, row, target, row_max, log_of(sum));
+  __device__ __forceinline__ void store(
+      int64_t row, float target, float row_max, float sum, float entropy_sum) const {
+    const float gap = S::kIsGeneral ? entropy_sum / sum : 0.0f;
+    store_scored_row(args_, row, target, row_max, log_of(sum), gap);
   }
 
   __device__ __forceinline__ void store(
-      int64_t row, float target, float row_max, uint64_t sum) const {
-    const ExactScale scale = scale_of_sum(row_max, log2_quanta(args_.rows.vocab));
-    store_exact_row(args_, row, target, row_max, scale, sum);
+      int64_t row, float target, float row_max, uint64_t sum, uint64_t entropy_sum) const {
+    const ExactScale scale = scale_of_sum(row_max, log2_quanta(args_.rows.vocab), S::kIsGeneral);
+    store_exact_row(args_, row, target, row_max, scale, sum, entropy_sum);
   }
 
   const Block<S>& block_;

@@ -4,7 +4,7 @@
 namespace detlogp::cuda {
 
 bool launch_exact_ring(const ForwardArgs& args, void* stream, int cluster) {
-  return ring::launch_ring<true>(args, stream, cluster);
+  return ring::launch_ring<true, false>(args, stream, cluster);
 }
 
 }  // namespace detlogp::cuda

@@ -31,22 +31,35 @@ class ExactSummer {
       }
       reader_.begin(info);
       wait_for_cluster<S::kCluster>(shared.full[row.slot], row.parity);
-      const float row_max = max_of_row(shared, row.slot);
-      const ExactScale scale = scale_of_sum(row_max, log2_scale_);
+      const float largest = max_of_row(shared, row.slot);
+      const float row_max = S::kIsGeneral ? largest / block_.temperature : largest;
+      const ExactScale scale = scale_of_sum(row_max, log2_scale_, S::kIsGeneral);
       // Almost no row has a base; the others save its subtraction.
-      const uint64_t sum =
-          scale.base == 0 ? sum_of_stages<false>(stage, scale) : sum_of_stages<true>(stage, scale);
-      publish(sum, row_max, row.slot);
+      const Sums sums = S::kIsGeneral && block_.temperature != 1
+                            ? sum_of_stages<true, true>(stage, scale, row_max)
+                        : scale.base == 0 ? sum_of_stages<false, false>(stage, scale, row_max)
+                                          : sum_of_stages<true, false>(stage, scale, row_max);
+      publish(sums, row_max, row.slot);
       row.advance(S::kRowSlots);
     }
   }
 
  private:
-  template <bool HasBase>
-  __device__ __forceinline__ uint64_t sum_of_stages(int& stage, const ExactScale& scale) {
-    uint64_t sum = 0;
-    const auto term = [&](float x) {
-      return to_quanta(exact_exp_of(scale, HasBase ? x - scale.base : x));
+  struct Sums {
+    uint64_t of[S::kSums];  // the entropy's follows
+  };
+
+  template <bool HasBase, bool Divides>
+  __device__ __forceinline__ Sums
+  sum_of_stages(int& stage, const ExactScale& scale, float row_max) {
+    Sums sums{};
+    const auto add = [&](float logit) {
+      const float x = Divides ? logit / block_.temperature : logit;
+      const float term = exact_exp_of(scale, HasBase ? x - scale.base : x);
+      sums.of[0] += to_quanta(term);
+      if constexpr (S::kIsGeneral) {
+        sums.of[1] += entropy_quanta(term, row_max, x);
+      }
     };
     for (; stage < block_.stages_per_row; stage += S::kSets) {
       reader_.read(stage, [&](const auto& columns) {
@@ -54,22 +67,26 @@ class ExactSummer {
         for (int l = 0; l < S::kThreadLanes; ++l) {
 #pragma unroll
           for (int p = 0; p < S::kPeriods; ++p) {
-            sum += term(columns[p].widened(l));
+            add(columns[p].widened(l));
           }
         }
       });
     }
     stage -= block_.stages_per_row;
-    return sum;
+    return sums;
   }
 
-  __device__ __forceinline__ void publish(uint64_t sum, float row_max, int slot) {
-    sum = __shfl_sync(0xffffffffu, fold_warp(sum), 0);
+  __device__ __forceinline__ void publish(const Sums& sums, float row_max, int slot) {
     Shared<S>& shared = block_.shared;
     const int lane = threadIdx.x % 32;
-    if (lane < S::kCluster) {
-      const int place = block_.rank * S::kSumWarps + warp_;
-      send(&shared.sums.of_row[slot][place], shared.done[slot], lane, sum);
+    const int place = block_.rank * S::kSumWarps + warp_;
+#pragma unroll
+    for (int i = 0; i < S::kSums; ++i) {
+      const uint64_t sum = __shfl_sync(0xffffffffu, fold_warp(sums.of[i]), 0);
+      if (lane < S::kCluster) {
+        uint64_t* to = &shared.sums.of_row[slot][i * S::kCluster * S::kSumWarps + place];
+        send(to, shared.done[slot], lane, sum);
+      }
     }
     if (warp_ == 0 && lane == 0) {
       shared.row_max[slot] = row_max;

@@ -31,6 +31,9 @@
 // one another by st.async, which completes the barrier that the reader waits on. Before they leave they
 // wait for one another, so nobody sends to a block that is gone.
 //
+// Where temperatures or the entropy are asked for, the summing warps divide the logits, and keep a second sum
+// beside the first, all the way (kIsGeneral).
+//
 // All this is the locked contract. In the exact one sums have no order: nothing passes from set to set, and
 // every summing warp sends its own sum to the finishers (exact_sum.h).
 #pragma once
@@ -55,7 +58,7 @@ __device__ __forceinline__ void initialize(LockedSums<S>& sums) {
       }
     }
   }
-  for (int i = threadIdx.x; i < S::kBlockLanes; i += S::kThreads) {
+  for (int i = threadIdx.x; i < S::kSums * S::kBlockLanes; i += S::kThreads) {
     sums.turn[0].sum[i / S::kSetThreads][i % S::kSetThreads] = 0;
   }
 }
@@ -89,8 +92,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   __shared__ Shared<S> shared;
   const int vocab = static_cast<int>(args.rows.vocab);
   const Block<S> block{
-      shared, stages, vocab, S::kCluster > 1 ? rank_in_cluster() : 0,
-      (vocab + S::kStageColumns - 1) / S::kStageColumns};
+      shared,
+      stages,
+      vocab,
+      S::kCluster > 1 ? rank_in_cluster() : 0,
+      (vocab + S::kStageColumns - 1) / S::kStageColumns,
+      static_cast<float>(args.temperature)};
   initialize(shared);
   S::kCluster > 1 ? sync_cluster() : __syncthreads();
   const int warp = threadIdx.x / 32;
@@ -185,8 +192,8 @@ bool launch(const ForwardArgs& args, void* stream, int device, int wanted) {
     const bool is_roomy = fits<S>(args.rows.vocab, S::Policy::kRoomyShare);
     const bool prefers_more = !is_roomy || 2 * C * count <= facts_of(device).multiprocessors;
     const bool goes_on = wanted == kAnyCluster ? prefers_more : C < wanted;
-    if (goes_on &&
-        launch<Shape<typename S::Logit, 2 * C, S::kIsExact>>(args, stream, device, wanted)) {
+    if (goes_on && launch<Shape<typename S::Logit, 2 * C, S::kIsExact, S::kIsGeneral>>(
+                       args, stream, device, wanted)) {
       return true;
     }
   }
@@ -209,7 +216,7 @@ bool launch(const ForwardArgs& args, void* stream, int device, int wanted) {
 }
 
 // Returns false, and does nothing, where the ring does not serve.
-template <bool IsExact>
+template <bool IsExact, bool IsGeneral>
 bool launch_ring(const ForwardArgs& args, void* stream, int cluster) {
   if (args.rows.column_stride != 1 || args.rows.vocab <= kNarrowVocab) {
     return false;
@@ -220,11 +227,11 @@ bool launch_ring(const ForwardArgs& args, void* stream, int cluster) {
   }
   switch (args.rows.logits_type) {
     case Dtype::float16:
-      return launch<Shape<Half, 1, IsExact>>(args, stream, device, cluster);
+      return launch<Shape<Half, 1, IsExact, IsGeneral>>(args, stream, device, cluster);
     case Dtype::bfloat16:
-      return launch<Shape<BFloat16, 1, IsExact>>(args, stream, device, cluster);
+      return launch<Shape<BFloat16, 1, IsExact, IsGeneral>>(args, stream, device, cluster);
     case Dtype::float32:
-      return launch<Shape<float, 1, IsExact>>(args, stream, device, cluster);
+      return launch<Shape<float, 1, IsExact, IsGeneral>>(args, stream, device, cluster);
     default:
       return false;
   }

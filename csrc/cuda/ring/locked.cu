@@ -4,7 +4,7 @@
 namespace detlogp::cuda {
 
 bool launch_forward_ring(const ForwardArgs& args, void* stream, int cluster) {
-  return ring::launch_ring<false>(args, stream, cluster);
+  return ring::launch_ring<false, false>(args, stream, cluster);
 }
 
 }  // namespace detlogp::cuda

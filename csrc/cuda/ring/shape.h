@@ -15,13 +15,15 @@ constexpr int kLanes = kMaxLanes;
 constexpr int kGroups = kLanes / kGroup;
 
 // What a block of a cluster of C holds of each period, and who works on it, for logits of type T.
-template <class T, int C, bool IsExact>
+template <class T, int C, bool IsExact, bool IsGeneral>
 struct Shape {
   using Logit = T;
   using Policy = RingPolicy<sizeof(T), IsExact>;
 
   static constexpr int kCluster = C;
-  static constexpr bool kIsExact = IsExact;  // the contract
+  static constexpr bool kIsExact = IsExact;      // the contract
+  static constexpr bool kIsGeneral = IsGeneral;  // temperatures and the entropy, a second sum
+  static constexpr int kSums = IsGeneral ? 2 : 1;
 
   static constexpr int kBlockLanes = kLanes / C;
   static constexpr int kSliceBytes = kBlockLanes * static_cast<int>(sizeof(T));
@@ -39,13 +41,18 @@ struct Shape {
   static constexpr int kPeriods = kTermPeriods < kBytePeriods ? kTermPeriods : kBytePeriods;
   static constexpr int kStageColumns = kPeriods * kLanes;
   static constexpr int kStageBytes = kPeriods * kPitch;
-  static constexpr int kOtherBytes = C == 1    ? 8192
-                                     : IsExact ? 6144
-                                               : 4352;  // at least sizeof(Shared)
-  static constexpr int kStages = (Policy::kSharedBytes - kOtherBytes) / kStageBytes;
   static constexpr int kRowSlots = C == 1 ? 8 : 4;
-
   static constexpr int kSumWarps = kSets * kSetThreads / 32;
+  // Of the second sum.
+  static constexpr int kMoreBytes = !IsGeneral ? 0
+                                    : IsExact  ? kRowSlots * C * kSumWarps * 8
+                                               : kSets * kBlockLanes * 4 + kRowSlots * kGroups * 4;
+  static constexpr int kOtherBytes = (C == 1    ? 8192
+                                      : IsExact ? 6144
+                                                : 4352) +
+                                     kMoreBytes;  // at least sizeof(Shared)
+  static constexpr int kStages = (Policy::kSharedBytes - kOtherBytes) / kStageBytes;
+
   static constexpr int kMaxWarps = Policy::kMaxWarps;
   static constexpr int kCopyWarps = Policy::kCopyWarps;
   static constexpr int kFirstCopyWarp = kSumWarps + kMaxWarps;
@@ -65,17 +72,17 @@ template <class S>
 struct LockedSums {
   struct Turn {
     Barrier passed[S::kSetThreads / 32];
-    float sum[S::kThreadLanes][S::kSetThreads];
+    float sum[S::kSums * S::kThreadLanes][S::kSetThreads];
   };
 
   Turn turn[S::kSets];
-  float of_row[S::kRowSlots][kGroups];
+  float of_row[S::kRowSlots][S::kSums * kGroups];
 };
 
 // Exact: of a row, the sums of all summing warps.
 template <class S>
 struct ExactSums {
-  uint64_t of_row[S::kRowSlots][S::kCluster * S::kSumWarps];
+  uint64_t of_row[S::kRowSlots][S::kSums * S::kCluster * S::kSumWarps];
 };
 
 template <class S>
@@ -113,6 +120,7 @@ struct Block {
   int vocab;
   int rank;
   int stages_per_row;
+  float temperature;  // where it is general
 
   __device__ __forceinline__ char* stage(int slot) const {
     return ring + slot * S::kStageBytes;

@@ -42,6 +42,9 @@ class Summer {
       reader_.begin(info);
       wait_for_cluster<S::kCluster>(shared.full[row.slot], row.parity);
       row_max_ = max_of_row(shared, row.slot);
+      if constexpr (S::kIsGeneral) {
+        row_max_ = max_of_quotients(row_max_, block_.temperature);
+      }
       for (; stage < block_.stages_per_row; stage += S::kSets) {
         add_stage(stage, row.slot);
       }
@@ -54,13 +57,23 @@ class Summer {
   static constexpr int kThreadLanes = S::kThreadLanes;
   using Columns = typename StageReader<S>::Columns;
   using Terms = ExpParts[S::kPeriods][kThreadLanes];
-  using Sums = float[kThreadLanes];
+  static constexpr int kParts = S::kPeriods / kEntropyGroup;
+  static_assert(S::kPeriods % kEntropyGroup == 0, "the entropy's fours lie in a stage");
+  using Parts = float[kParts][kThreadLanes];
+  using Sums = float[S::kSums * kThreadLanes];  // the entropy's follow
 
   // All terms of a stage are made before the sums that they are added to are waited for. The reader's
   // two ways to make them meet before that wait, so that compilers cannot move their making behind it.
   __device__ __forceinline__ void add_stage(int stage, int row_slot) {
     Terms terms;
-    reader_.read(stage, [&](const auto& columns) { make(terms, columns); });
+    Parts parts;
+    reader_.read(stage, [&](const auto& columns) {
+      if (S::kIsGeneral && block_.temperature != 1) {
+        make<true>(terms, parts, columns);
+      } else {
+        make<false>(terms, parts, columns);
+      }
+    });
     Sums sum;
     receive(sum);
 #pragma unroll
@@ -68,6 +81,15 @@ class Summer {
 #pragma unroll
       for (int l = 0; l < kThreadLanes; ++l) {
         sum[l] = __fmaf_rn(terms[p][l].fraction, terms[p][l].power, sum[l]);
+      }
+    }
+    if constexpr (S::kIsGeneral) {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+#pragma unroll
+        for (int l = 0; l < kThreadLanes; ++l) {
+          sum[kThreadLanes + l] += parts[i][l];
+        }
       }
     }
     if (stage + 1 == block_.stages_per_row) {
@@ -79,12 +101,21 @@ class Summer {
     }
   }
 
-  __device__ __forceinline__ void make(Terms& terms, const Columns& columns) const {
+  template <bool Divides>
+  __device__ __forceinline__ void make(Terms& terms, Parts& parts, const Columns& columns) const {
 #pragma unroll
     for (int p = 0; p < S::kPeriods; ++p) {
 #pragma unroll
       for (int l = 0; l < kThreadLanes; ++l) {
-        terms[p][l] = exp_parts(columns[p].widened(l) - row_max_);
+        const float logit = columns[p].widened(l);
+        const float x = Divides ? logit / block_.temperature : logit;
+        terms[p][l] = exp_parts(x - row_max_);
+        if constexpr (S::kIsGeneral) {
+          const float e = __fmul_rn(terms[p][l].fraction, terms[p][l].power);
+          const float distance = distance_below_max(row_max_, x);
+          float& part = parts[p / kEntropyGroup][l];
+          part = p % kEntropyGroup == 0 ? __fmul_rn(e, distance) : __fmaf_rn(e, distance, part);
+        }
       }
     }
   }
@@ -95,14 +126,14 @@ class Summer {
     wait(mine_ + thread_ / 32 * sizeof(Barrier), turn_parity_);
     turn_parity_ ^= 1;
 #pragma unroll
-    for (int l = 0; l < kThreadLanes; ++l) {
+    for (int l = 0; l < S::kSums * kThreadLanes; ++l) {
       sum[l] = __uint_as_float(load_shared_32(mine_ + place_of_sum(l)));
     }
   }
 
   __device__ __forceinline__ void pass_on(const Sums& sum) {
 #pragma unroll
-    for (int l = 0; l < kThreadLanes; ++l) {
+    for (int l = 0; l < S::kSums * kThreadLanes; ++l) {
       store_shared_32(next_ + place_of_sum(l), __float_as_uint(sum[l]));
     }
     __syncwarp();
@@ -115,8 +146,8 @@ class Summer {
     return S::kSetThreads / 32 * sizeof(Barrier) + (l * S::kSetThreads + thread_) * sizeof(float);
   }
 
-  // The tree over a group of 32 lanes.
-  __device__ __forceinline__ void publish(Sums& sum, int slot) {
+  // The tree over a group of 32 lanes, whose sums are `sum`; the group's first thread has the result.
+  __device__ __forceinline__ static float fold_group(float* sum) {
     constexpr int kThreads = kGroup / kThreadLanes;
 #pragma unroll
     for (int offset = kThreads / 2; offset > 0; offset /= 2) {
@@ -132,12 +163,19 @@ class Summer {
         sum[l] += sum[l + offset];
       }
     }
-    const float group = __shfl_sync(0xffffffffu, sum[0], 0, kThreads);
+    return __shfl_sync(0xffffffffu, sum[0], 0, kThreads);
+  }
+
+  __device__ __forceinline__ void publish(Sums& sum, int slot) {
     Shared<S>& shared = block_.shared;
-    const int rank = thread_ % kThreads;
-    if (rank < S::kCluster) {
-      const int index = (block_.rank * S::kBlockLanes + kThreadLanes * thread_) / kGroup;
-      send(&shared.sums.of_row[slot][index], shared.done[slot], rank, group);
+    const int rank = thread_ % (kGroup / kThreadLanes);
+    const int index = (block_.rank * S::kBlockLanes + kThreadLanes * thread_) / kGroup;
+#pragma unroll
+    for (int i = 0; i < S::kSums; ++i) {
+      const float group = fold_group(sum + i * kThreadLanes);
+      if (rank < S::kCluster) {
+        send(&shared.sums.of_row[slot][i * kGroups + index], shared.done[slot], rank, group);
+      }
     }
     if (thread_ == 0) {
       shared.row_max[slot] = row_max_;

@@ -14,7 +14,7 @@ from detlogp.cli._command import Command, CommandError, choose_device, import_re
 from detlogp.evidence import timing
 from detlogp.evidence.machine import facts
 from detlogp.evidence.matrix import judge_implementation
-from detlogp.evidence.peers import Implementation, default_names, find, in_place
+from detlogp.evidence.peers import WITH_ENTROPY, Implementation, default_names, find, in_place
 from detlogp.evidence.timing import Row
 from detlogp.evidence.works import FIRST_ORDER, SECOND_ORDER, TRAINING_STEP, Benchmark, Case
 
@@ -117,6 +117,9 @@ def collect(
         chosen = {variant: run for variant, run in variants.items() if variant not in wrong}
         if name == TRAINING_STEP and "detlogp" in variants:
             chosen["detlogp in place"] = in_place
+        if name in ("forward", "forward + backward"):
+            more = {f"{v} + entropy": run for v, run in WITH_ENTROPY.items() if v in variants}
+            chosen |= more
         rows += timing.measure(name, benchmark, case, chosen, device, rounds, copied)
         nothing = (0.0,) * 6
         for variant, reason in wrong.items():

@@ -7,6 +7,7 @@ int64, and returns the log-probabilities [N] in nats; it may refuse (raise) what
 import importlib
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -81,6 +82,25 @@ def _exact() -> Implementation:
 def in_place(logits: Tensor, token_ids: Tensor) -> Tensor:
     """detlogp whose gradient overwrites the logits, which must be the result of an operation."""
     return detlogp.logp(logits, token_ids, inplace_backward=True)
+
+
+def _and_entropy(logits: Tensor, token_ids: Tensor, contract: str) -> Tensor:
+    found = detlogp.logp(logits, token_ids, contract=contract, return_entropy=True)
+    return found.logp + found.entropy  # so that a gradient has both
+
+
+def _log_softmax_and_entropy(logits: Tensor, token_ids: Tensor) -> Tensor:
+    log_p = torch.log_softmax(logits.float(), -1)
+    logp = log_p.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+    return logp - (log_p.exp() * log_p).sum(-1)
+
+
+WITH_ENTROPY: dict[str, Implementation] = {
+    "detlogp": partial(_and_entropy, contract="locked"),
+    "detlogp-exact": partial(_and_entropy, contract="exact"),
+    "torch-log-softmax": _log_softmax_and_entropy,
+}
+"""logp + entropy of the row, by the name of the implementation that has logp alone."""
 
 
 def _log_softmax(logits: Tensor, token_ids: Tensor) -> Tensor:

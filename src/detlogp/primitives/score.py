@@ -2,7 +2,8 @@
 
     d logp = dx[t] - sum_v p dx      d lse = sum_v p dx
 
-One level of reverse mode is `gradient`, one of forward mode is `tangent`: the fused kernels.
+One level of reverse mode is `gradient`, one of forward mode is `tangent`: the fused kernels. With
+the entropy, whose derivatives are those of weighted_log; and of a part of the columns.
 """
 
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 from torch import Tensor
 
 from detlogp._guards import call
-from detlogp._native import logp_with_stats_op
+from detlogp._native import logp_with_entropy_op, logp_with_stats_op
 from detlogp.primitives import _exact
 from detlogp.primitives._function import Primitive, keep, pushing
 from detlogp.primitives.columns import Columns
 from detlogp.primitives.gradient import gradient
 from detlogp.primitives.rows import Rows
 from detlogp.primitives.tangent import tangent
+from detlogp.primitives.weighted_log import entropy_gradient, entropy_tangent
 
 
 class Score(Primitive):
@@ -48,6 +50,35 @@ class Score(Primitive):
         with pushing(ctx) as saved:
             of_logp, of_lse = tangent(Rows(*saved)._replace(part=ctx.part), dx)
             return of_logp.to(ctx.dtypes[0]), of_lse.to(ctx.dtypes[1]), None, None
+
+
+class ScoreEntropy(Score):
+    """The same, and the entropy: logp, lse, entropy, m, log(s)."""
+
+    @staticmethod
+    def forward(logits: Tensor, token_ids: Tensor, mask: Tensor | None, *options: Any) -> Any:
+        vectors = (token_ids.contiguous(), None if mask is None else mask.contiguous())
+        return call(logp_with_entropy_op, logits, *vectors, *options, 1.0)[:5]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        logp, lse, _, row_max, log_sum = output
+        Score.setup_context(ctx, inputs, (logp, lse, row_max, log_sum))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        grad_logp, grad_lse, grad_entropy, *_ = grads
+        of_logits, *nothing = Score.backward(ctx, grad_logp, grad_lse)
+        if grad_entropy is not None:
+            of_logits = of_logits + entropy_gradient(Rows(*ctx.saved_tensors), grad_entropy)
+        return of_logits, *nothing
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor, *_: None) -> Any:
+        of_logp, of_lse, *nothing = Score.jvp(ctx, dx)
+        with pushing(ctx) as saved:
+            of_entropy = entropy_tangent(Rows(*saved), dx).to(ctx.dtypes[1])
+            return of_logp, of_lse, of_entropy, *nothing
 
 
 class ScorePart(Score):

@@ -1,0 +1,10 @@
+// The ring for temperatures and the entropy in the exact contract. Compiled without contraction (CMakeLists.txt).
+#include "cuda/ring/kernel.h"
+
+namespace detlogp::cuda {
+
+bool launch_general_exact_ring(const ForwardArgs& args, void* stream, int cluster) {
+  return ring::launch_ring<true, true>(args, stream, cluster);
+}
+
+}  // namespace detlogp::cuda
