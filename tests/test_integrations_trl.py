@@ -28,6 +28,7 @@ V = 300
 NAMES = (
     "selective_log_softmax",
     "selective_log_softmax_and_entropy",
+    "entropy_from_logits",
     "_ChunkedLogProbFunction",
 )
 
@@ -160,18 +161,33 @@ def test_selective_log_softmax_is_trls(
     torch.testing.assert_close(torch.autograd.grad(got, leaf, cotangent)[0], gradient)
 
 
-def test_values_beside_entropies(utils: ModuleType, generator: torch.Generator) -> None:
-    """The log-probabilities are detlogp's, the entropies keep TRL's bits."""
-    logits = torch.randn(3, 4, V, generator=generator)
+@pytest.mark.parametrize("entropy_requires_grad", [True, False])
+def test_values_and_entropies(
+    utils: ModuleType, entropy_requires_grad: bool, generator: torch.Generator
+) -> None:
+    """detlogp's bits, and in float64 what TRL's own formula gives, with its gradient."""
+    leaf = torch.randn(3, 4, V, dtype=torch.float64, generator=generator).requires_grad_()
     ids = torch.randint(V, (3, 4), generator=generator)
     mask = torch.arange(12).view(3, 4) % 2
     options: dict[str, Any] = {"temperature": 0.5, "row_mask": mask}
+    options["entropy_requires_grad"] = entropy_requires_grad
     function = "selective_log_softmax_and_entropy"
-    before = getattr(utils, function)(logits, ids, **options)
-    with integration.enable():
-        after = getattr(utils, function)(logits, ids, **options)
-    assert_same_bits(after[0], detlogp.logp(logits / 0.5, ids, rows=mask != 0))
-    assert_same_bits(after[1], before[1])
+    before = getattr(utils, function)(leaf, ids, **options)
+    with integration.enable(), Recorder() as recorder:
+        after = getattr(utils, function)(leaf, ids, **options)
+        alone = utils.entropy_from_logits(leaf)
+    assert set(recorder.names()) == {"logp_with_entropy"}
+    half = detlogp.logp(leaf, ids, rows=mask != 0, temperature=0.5, return_entropy=True)
+    gradients = []
+    for found in (before, after):
+        total = found[0].sum() + (found[1] * torch.arange(4)).sum()
+        gradients.append(torch.autograd.grad(total, leaf)[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    for got, want, bits in zip(after, before, half, strict=True):
+        torch.testing.assert_close(got, want)
+        assert_same_bits(got.detach(), bits.detach())
+    torch.testing.assert_close(alone, utils.entropy_from_logits(leaf))
+    assert after[1].requires_grad == entropy_requires_grad
 
 
 def head_by_hand(
@@ -212,7 +228,7 @@ def test_the_fused_head(
         ours = utils._ChunkedLogProbFunction.apply(*arguments)
     expected = head_by_hand(hidden, weight, bias, ids, options)
     torch.testing.assert_close(ours[0], expected)
-    assert_same_bits(ours[1].detach(), theirs[1].detach())
+    torch.testing.assert_close(ours[1], theirs[1].to(ours[1].dtype), rtol=1e-6, atol=1e-6)
     assert ours[2:] == (None, None, None)
     cotangent = torch.randn(10, dtype=torch.float64, generator=generator)
     for got, want in zip(
@@ -226,7 +242,7 @@ def test_the_fused_head(
         torch.autograd.grad(theirs[1].sum(), leaves),
         strict=True,
     ):
-        assert_same_bits(got, want)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("trainer", ["dpo", "grpo", "kto", "rloo", "sft"])

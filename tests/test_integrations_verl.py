@@ -22,7 +22,9 @@ WITHOUT = (
     "logprobs_from_logits_naive",
     "logprobs_from_logits_v2",
 )
-NAMES = (*WITH_INPLACE, *WITHOUT)
+ENTROPIES = ("entropy_from_logits", "entropy_from_logits_with_chunking")
+SCORES = (*WITH_INPLACE, *WITHOUT)
+NAMES = (*SCORES, *ENTROPIES)
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 
@@ -42,7 +44,7 @@ def labels(generator: torch.Generator) -> Tensor:
     return torch.randint(V, (3, 4), generator=generator)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_variant(
     enabled: None,
@@ -123,10 +125,25 @@ def test_verls_own_callers(enabled: None, module: ModuleType, generator: torch.G
     assert_same_bits(got, detlogp.logp(logits[:, 2:5], ids[:, 3:]))
 
 
-def test_entropies_stay_verls(module: ModuleType) -> None:
-    before = (module.entropy_from_logits, module.entropy_from_logits_with_chunking)
+@pytest.mark.parametrize("name", ENTROPIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_entropies(
+    module: ModuleType, name: str, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """detlogp's, in any layout; in float64 what verl's own formula gives, with its gradient."""
+    leaf = torch.randn(6, V, generator=generator).to(dtype).requires_grad_()
+    cotangent = torch.randn(6, generator=generator, dtype=torch.float64)
+    theirs = module.entropy_from_logits(leaf.double())
+    (expected,) = torch.autograd.grad(theirs, leaf, cotangent)
     with integration.enable():
-        assert (module.entropy_from_logits, module.entropy_from_logits_with_chunking) == before
+        got = getattr(module, name)(leaf)
+        assert_same_bits(getattr(module, name)(leaf[2:4]).detach(), got[2:4].detach())
+    ids = torch.zeros(6, dtype=torch.int64)
+    assert_same_bits(got.detach(), detlogp.logp(leaf, ids, return_entropy=True).entropy.detach())
+    (gradient,) = torch.autograd.grad(got, leaf, cotangent.to(got.dtype))
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(got.double(), theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradient, expected, rtol=4 * eps + 1e-5, atol=1e-6)
 
 
 def test_a_bad_label_is_not_a_quiet_zero(enabled: None, module: ModuleType) -> None:

@@ -32,7 +32,8 @@ DETLOGP_FN Acc max_of_quotients(Acc row_max, Acc temperature) {
 template <class Acc>
 DETLOGP_FN Acc distance_below_max(Acc row_max, Acc x) {
   const Acc farthest = sizeof(Acc) == 4 ? Acc(128) : Acc(1024);
-  const Acc distance = row_max - x;
+  // Negated, because the exponential needs x - m.
+  const Acc distance = -(x - row_max);
   return distance > farthest ? farthest : distance;
 }
 
@@ -107,12 +108,10 @@ DETLOGP_FN Acc gradient(bool is_target, Acc p, Acc grad, Acc grad_lse, bool has_
   return has_lse ? fused_multiply_add(grad_lse, p, product) : product;
 }
 
-// The same with the entropy's part, -grad_entropy p (log p + H) = grad_entropy p ((m - x) - gap), and then
-// divided by the temperature.
+// The entropy's part, -grad_entropy p (log p + H) = grad_entropy p ((m - x) - gap), is added to the others.
 template <class Acc>
-DETLOGP_FN Acc
-general_gradient(Acc gradient, Acc p, Acc distance, Acc gap, Acc grad_entropy, Acc temperature) {
-  return fused_multiply_add(grad_entropy, p * (distance - gap), gradient) / temperature;
+DETLOGP_FN Acc add_entropy_gradient(Acc others, Acc p, Acc distance, Acc gap, Acc grad_entropy) {
+  return fused_multiply_add(grad_entropy, p * (distance - gap), others);
 }
 
 // c p (u - e), from left to right.

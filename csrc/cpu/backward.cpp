@@ -58,7 +58,7 @@ struct GeneralRowGradient {
     const Acc of_plain = gradient(is_target, p, g.plain.grad, g.plain.grad_lse, g.plain.has_lse);
     const Acc distance = distance_below_max(g.plain.row_max, x);
     return Narrow<T>::from(
-        general_gradient(of_plain, p, distance, g.gap, g.grad_entropy, g.temperature));
+        add_entropy_gradient(of_plain, p, distance, g.gap, g.grad_entropy) / g.temperature);
   }
 };
 

@@ -110,7 +110,7 @@ struct GeneralRowGradient {
     const float p = is_target ? plain.probability.of_target : probability_of(plain.probability, x);
     const float distance = distance_below_max(g.row_max, x);
     return Narrow<T>::from(
-        general_gradient(of_plain, p, distance, g.gap, g.grad_entropy, g.temperature));
+        add_entropy_gradient(of_plain, p, distance, g.gap, g.grad_entropy) / g.temperature);
   }
 };
 

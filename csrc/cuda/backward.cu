@@ -41,12 +41,13 @@ struct RowGradient {
   }
 };
 
-template <class Acc>
+// Divides: there is a temperature.
+template <class Acc, bool Divides>
 struct GeneralRowGradient {
   RowGradient<Acc> plain;
   Acc gap;
   Acc grad_entropy;
-  Acc temperature;
+  Divisor<Acc> divide;
   int64_t target;
 
   template <class T>
@@ -55,23 +56,26 @@ struct GeneralRowGradient {
     const auto plain = RowGradient<Acc>::template load<T>(args, row, first, last);
     return {
         plain, per_row<Acc>(args.gap, row), per_row<Acc>(args.grad_entropy, row),
-        static_cast<Acc>(args.temperature), plain.target};
+        Divisor<Acc>(args.temperature), plain.target};
   }
 
   template <class T>
   __device__ __forceinline__ T element(T logit, bool is_target) const {
-    const Acc x = to_acc<Acc>(logit) / temperature;
+    const Acc x = Divides ? divide(to_acc<Acc>(logit)) : to_acc<Acc>(logit);
     const Acc p = exp_of((x - plain.row_max) - plain.log_sum);
     const Acc of_plain = gradient(is_target, p, plain.grad, plain.grad_lse, plain.has_lse);
     const Acc distance = distance_below_max(plain.row_max, x);
-    return from_acc<T>(general_gradient(of_plain, p, distance, gap, grad_entropy, temperature));
+    const Acc result = add_entropy_gradient(of_plain, p, distance, gap, grad_entropy);
+    return from_acc<T>(Divides ? divide(result) : result);
   }
 };
 
 template <class Acc>
 void launch_backward_in(const BackwardArgs& args, void* stream) {
-  if (BackwardArgs::is_general(args)) {
-    launch_backward_of<GeneralRowGradient<Acc>>(args, stream);
+  if (args.temperature != 1) {
+    launch_backward_of<GeneralRowGradient<Acc, true>>(args, stream);
+  } else if (args.grad_entropy != nullptr) {
+    launch_backward_of<GeneralRowGradient<Acc, false>>(args, stream);
   } else {
     launch_backward_of<RowGradient<Acc>>(args, stream);
   }

@@ -103,6 +103,47 @@ __device__ __forceinline__ double log_of(double x) {
   return log(x);
 }
 
+// Division by one number, with the bits of x / value.
+template <class Acc>
+struct Divisor {
+  Acc value;
+
+  __device__ __forceinline__ explicit Divisor(double number) : value(static_cast<Acc>(number)) {
+  }
+  __device__ __forceinline__ bool is_one() const {
+    return value == Acc(1);
+  }
+  __device__ __forceinline__ Acc operator()(Acc x) const {
+    return x / value;
+  }
+};
+
+// By the reciprocal, and two corrections: the second rounds as the division does (Markstein), where the
+// remainders are exact: no step leaves the normal numbers.
+template <>
+struct Divisor<float> {
+  float value;
+  float reciprocal;
+  float largest;  // |x| from 2^-60 to this takes the short way; none where the divisor is extreme
+
+  __device__ __forceinline__ explicit Divisor(double number) : value(static_cast<float>(number)) {
+    reciprocal = 1.0f / value;
+    const bool is_moderate = value > 0x1p-20f && value < 0x1p+20f;
+    largest = is_moderate ? 0x1p+100f : 0.0f;
+  }
+  __device__ __forceinline__ bool is_one() const {
+    return value == 1.0f;
+  }
+  __device__ __forceinline__ float operator()(float x) const {
+    if (fabsf(x) >= 0x1p-60f && fabsf(x) <= largest) {
+      const float first = x * reciprocal;
+      const float second = __fmaf_rn(__fmaf_rn(-first, value, x), reciprocal, first);
+      return __fmaf_rn(__fmaf_rn(-second, value, x), reciprocal, second);
+    }
+    return x / value;
+  }
+};
+
 template <class T>
 __device__ __forceinline__ const T* row_of(const Rows& rows, int64_t row) {
   return static_cast<const T*>(rows.logits) + RowLayout::offset(rows.layout, row);

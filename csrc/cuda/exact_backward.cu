@@ -49,12 +49,14 @@ struct ExactRowGradient {
   }
 };
 
+// Divides: there is a temperature.
+template <bool Divides>
 struct GeneralExactRowGradient {
   ExactRowGradient plain;
   float row_max;
   float gap;
   float grad_entropy;
-  float temperature;
+  Divisor<float> divide;
   int64_t target;
 
   template <class T>
@@ -66,26 +68,29 @@ struct GeneralExactRowGradient {
         per_row<float>(args.row_max, row),
         per_row<float>(args.gap, row),
         per_row<float>(args.grad_entropy, row),
-        static_cast<float>(args.temperature),
+        Divisor<float>(args.temperature),
         plain.target};
   }
 
   template <class T>
   __device__ __forceinline__ T element(T logit, bool is_target) const {
-    const float x = to_acc<float>(logit) / temperature;
+    const float x = Divides ? divide(to_acc<float>(logit)) : to_acc<float>(logit);
     const float of_plain =
         exact_gradient(plain.probability, x, is_target, plain.grad, plain.grad_lse, plain.has_lse);
     const float p = is_target ? plain.probability.of_target : probability_of(plain.probability, x);
     const float distance = distance_below_max(row_max, x);
-    return from_acc<T>(general_gradient(of_plain, p, distance, gap, grad_entropy, temperature));
+    const float result = add_entropy_gradient(of_plain, p, distance, gap, grad_entropy);
+    return from_acc<T>(Divides ? divide(result) : result);
   }
 };
 
 }  // namespace
 
 void launch_exact_backward(const BackwardArgs& args, void* stream) {
-  if (BackwardArgs::is_general(args)) {
-    launch_backward_of<GeneralExactRowGradient>(args, stream);
+  if (args.temperature != 1) {
+    launch_backward_of<GeneralExactRowGradient<true>>(args, stream);
+  } else if (args.grad_entropy != nullptr) {
+    launch_backward_of<GeneralExactRowGradient<false>>(args, stream);
   } else {
     launch_backward_of<ExactRowGradient>(args, stream);
   }

@@ -27,15 +27,15 @@ __device__ __forceinline__ void score_row(
     const ForwardArgs& args, int64_t row, const Columns& columns) {
   __shared__ Groups<float> maxima;
   __shared__ Groups<uint64_t> sums;
-  const float temperature = static_cast<float>(args.temperature);
+  const Divisor<float> divide(args.temperature);
   const auto quotient = [=](T x) {
-    return IsGeneral ? to_acc<float>(x) / temperature : to_acc<float>(x);
+    return IsGeneral ? divide(to_acc<float>(x)) : to_acc<float>(x);
   };
   float row_max = __uint_as_float(0xff800000u);
   columns.for_each([&](T x) { row_max = larger_of<true>(row_max, to_acc<float>(x)); });
   // Division by a positive number keeps the order, so the max of the quotients is the max's quotient.
   row_max = max_of_threads(row_max, maxima);
-  row_max = IsGeneral ? row_max / temperature : row_max;
+  row_max = IsGeneral ? row_max / divide.value : row_max;
   const ExactScale scale = scale_of_sum(row_max, log2_quanta(args.rows.vocab), IsGeneral);
   uint64_t sum = 0;
   uint64_t entropy_sum = 0;

@@ -117,13 +117,13 @@ __device__ __forceinline__ void score_general_row(
   const Rows& rows = args.rows;
   const T* logits = row_of<T>(rows, row);
   const int64_t stride = rows.column_stride;
-  const Acc temperature = static_cast<Acc>(args.temperature);
-  const Acc row_max = max_of_quotients(largest, temperature);
+  const Divisor<Acc> divide(args.temperature);
+  const Acc row_max = max_of_quotients(largest, divide.value);
   const auto load = [=](int64_t column) {
     return logits[column * stride];
   };
   const auto add = [=](TwoLanes<Acc> lanes, T x) {
-    lanes.add(row_max, to_acc<Acc>(x) / temperature);
+    lanes.add(row_max, divide(to_acc<Acc>(x)));
     return lanes;
   };
   TwoLanes<Acc> lanes =
@@ -132,7 +132,7 @@ __device__ __forceinline__ void score_general_row(
   const Acc sum = fold_block(lanes.sum, B, groups);
   const Acc entropy = fold_block(lanes.total, B, groups);
   if (threadIdx.x == 0) {
-    const Acc target = to_acc<Acc>(logits[rows.token_ids[row] * stride]) / temperature;
+    const Acc target = divide(to_acc<Acc>(logits[rows.token_ids[row] * stride]));
     store_scored_row(args, row, target, row_max, log_of(sum), entropy / sum);
   }
 }

@@ -15,15 +15,17 @@ struct ForwardPolicy {
   static constexpr int64_t kFewRows = 128;
 };
 
-// The ring of the forward, by the size of a logit and the contract. Measured on 9.0; 10.0, which has the
+// The ring of the forward, by the size of a logit, the contract, and whether there are temperatures and the
+// entropy, which need registers. Measured on 9.0; 10.0, which has the
 // same shared memory, uses the same numbers.
-template <int ElementBytes, bool IsExact>
+template <int ElementBytes, bool IsExact, bool IsGeneral>
 struct RingPolicy {
   static constexpr int kSharedBytes = 227 * 1024;  // of a block
   static constexpr int kStageBytes = 8192;         // of logits, at most
-  static constexpr int kSumThreads = IsExact ? 512 : 384;
+  static constexpr int kSumThreads = IsExact && !IsGeneral ? 512 : 384;
   static constexpr int kSetThreads = 128;                     // of the summing threads, at most
   static constexpr int kTerms = ElementBytes == 2 ? 32 : 16;  // of a thread and stage, at most
+  static constexpr int kTermsOfOneBlock = IsGeneral ? 16 : kTerms;  // where a block has the row
   static constexpr bool kIsLean = ElementBytes == 2 && !IsExact;
   static constexpr int kMaxWarps = kIsLean ? 2 : 4;
   static constexpr int kCopyWarps = kIsLean ? 1 : 2;

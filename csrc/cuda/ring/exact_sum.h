@@ -32,10 +32,10 @@ class ExactSummer {
       reader_.begin(info);
       wait_for_cluster<S::kCluster>(shared.full[row.slot], row.parity);
       const float largest = max_of_row(shared, row.slot);
-      const float row_max = S::kIsGeneral ? largest / block_.temperature : largest;
+      const float row_max = S::kIsGeneral ? largest / block_.divide.value : largest;
       const ExactScale scale = scale_of_sum(row_max, log2_scale_, S::kIsGeneral);
       // Almost no row has a base; the others save its subtraction.
-      const Sums sums = S::kIsGeneral && block_.temperature != 1
+      const Sums sums = S::kIsGeneral && !block_.divide.is_one()
                             ? sum_of_stages<true, true>(stage, scale, row_max)
                         : scale.base == 0 ? sum_of_stages<false, false>(stage, scale, row_max)
                                           : sum_of_stages<true, false>(stage, scale, row_max);
@@ -54,7 +54,7 @@ class ExactSummer {
   sum_of_stages(int& stage, const ExactScale& scale, float row_max) {
     Sums sums{};
     const auto add = [&](float logit) {
-      const float x = Divides ? logit / block_.temperature : logit;
+      const float x = Divides ? block_.divide(logit) : logit;
       const float term = exact_exp_of(scale, HasBase ? x - scale.base : x);
       sums.of[0] += to_quanta(term);
       if constexpr (S::kIsGeneral) {

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       vocab,
       S::kCluster > 1 ? rank_in_cluster() : 0,
       (vocab + S::kStageColumns - 1) / S::kStageColumns,
-      static_cast<float>(args.temperature)};
+      Divisor<float>(args.temperature)};
   initialize(shared);
   S::kCluster > 1 ? sync_cluster() : __syncthreads();
   const int warp = threadIdx.x / 32;

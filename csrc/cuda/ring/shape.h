@@ -18,7 +18,7 @@ constexpr int kGroups = kLanes / kGroup;
 template <class T, int C, bool IsExact, bool IsGeneral>
 struct Shape {
   using Logit = T;
-  using Policy = RingPolicy<sizeof(T), IsExact>;
+  using Policy = RingPolicy<sizeof(T), IsExact, IsGeneral>;
 
   static constexpr int kCluster = C;
   static constexpr bool kIsExact = IsExact;      // the contract
@@ -36,7 +36,8 @@ struct Shape {
   static constexpr int kSetThreads = kBlockLanes / kThreadLanes;
   static constexpr int kSets = Policy::kSumThreads / kSetThreads;
 
-  static constexpr int kTermPeriods = Policy::kTerms / kThreadLanes;
+  static constexpr int kTermPeriods =
+      (C == 1 ? Policy::kTermsOfOneBlock : Policy::kTerms) / kThreadLanes;
   static constexpr int kBytePeriods = Policy::kStageBytes / kSliceBytes;
   static constexpr int kPeriods = kTermPeriods < kBytePeriods ? kTermPeriods : kBytePeriods;
   static constexpr int kStageColumns = kPeriods * kLanes;
@@ -120,7 +121,7 @@ struct Block {
   int vocab;
   int rank;
   int stages_per_row;
-  float temperature;  // where it is general
+  Divisor<float> divide;  // by the temperature, where it is general
 
   __device__ __forceinline__ char* stage(int slot) const {
     return ring + slot * S::kStageBytes;

@@ -43,7 +43,7 @@ class Summer {
       wait_for_cluster<S::kCluster>(shared.full[row.slot], row.parity);
       row_max_ = max_of_row(shared, row.slot);
       if constexpr (S::kIsGeneral) {
-        row_max_ = max_of_quotients(row_max_, block_.temperature);
+        row_max_ = max_of_quotients(row_max_, block_.divide.value);
       }
       for (; stage < block_.stages_per_row; stage += S::kSets) {
         add_stage(stage, row.slot);
@@ -68,7 +68,7 @@ class Summer {
     Terms terms;
     Parts parts;
     reader_.read(stage, [&](const auto& columns) {
-      if (S::kIsGeneral && block_.temperature != 1) {
+      if (S::kIsGeneral && !block_.divide.is_one()) {
         make<true>(terms, parts, columns);
       } else {
         make<false>(terms, parts, columns);
@@ -108,7 +108,7 @@ class Summer {
 #pragma unroll
       for (int l = 0; l < kThreadLanes; ++l) {
         const float logit = columns[p].widened(l);
-        const float x = Divides ? logit / block_.temperature : logit;
+        const float x = Divides ? block_.divide(logit) : logit;
         terms[p][l] = exp_parts(x - row_max_);
         if constexpr (S::kIsGeneral) {
           const float e = __fmul_rn(terms[p][l].fraction, terms[p][l].power);

@@ -1,10 +1,16 @@
-"""A change to another package that is made once, however often it is asked for, and undone."""
+"""A change to another package that is made once, however often it is asked for, and undone; and the
+entropy alone, which the packages ask for."""
 
 import inspect
 import sys
 from collections.abc import Callable, Sequence
 from types import CodeType, TracebackType
 from typing import Any
+
+import torch
+from torch import Tensor
+
+import detlogp
 
 Undo = Callable[[], None]
 
@@ -76,6 +82,13 @@ def exchange(package: str, pairs: Sequence[tuple[Any, Any]]) -> Undo:
 
     replace(pairs)
     return lambda: replace([(new, old) for old, new in pairs])
+
+
+def entropy_of(logits: Tensor) -> Tensor:
+    """[...], the entropy of each row of logits [..., V]; float64 for float64, otherwise float32."""
+    # Any column will do for an id.
+    ids = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    return detlogp.logp(logits, ids, return_entropy=True).entropy
 
 
 def check_parameters(where: str, function: Any, expected: tuple[str, ...]) -> None:

@@ -1,8 +1,9 @@
-"""TRL: its trainers' log-probabilities by detlogp.
+"""TRL: its trainers' log-probabilities and entropies by detlogp.
 
 TRL scores tokens in two ways, and both are replaced. GRPO, RLOO, DPO, KTO and SFT run the model's
 head inside `ChunkedLogProbFunction` (through `add_fused_lm_head`); experimental trainers call
-`selective_log_softmax` with logits. Entropies and other statistics stay TRL's own.
+`selective_log_softmax`, its variant with the entropy, and `entropy_from_logits` with logits. The
+other statistics stay TRL's own.
 
 Source: trl 1.16.0, trl/trainer/utils.py and trl/kernels/chunked_logprob.py.
 """
@@ -21,6 +22,7 @@ from detlogp.integrations._patch import (
     Patcher,
     Undo,
     check_parameters,
+    entropy_of,
     exchange,
     refers_to,
 )
@@ -30,11 +32,12 @@ TILE_ROWS = 4096
 
 _SELECTIVE = ("logits", "index", "temperature", "row_mask")
 _WITH_ENTROPY = ("logits", "index", "entropy_requires_grad", "temperature", "row_mask")
+_ENTROPY = ("logits", "chunk_size")
 _CHUNKED = (
     *("ctx", "hidden", "weight", "bias", "targets", "temperature", "chunk_size"),
     *("final_logit_softcapping", "logit_scale", "outputs"),
 )
-_STATISTICS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+_STATISTICS = ("log_sum_sq_probs", "mean_logits", "is_top1")
 
 
 def enable() -> Patch:
@@ -69,33 +72,52 @@ def selective_log_softmax(
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    scaled = _divided(logits, temperature)
     rows = None if row_mask is None else row_mask != 0
     if index.dim() == logits.dim() - 1:
-        return detlogp.logp(scaled, index, rows=rows, on_invalid="nan")
+        return detlogp.logp(logits, index, rows=rows, temperature=temperature, on_invalid="nan")
     masks = [None] * index.shape[-1] if rows is None else rows.unbind(-1)
-    columns = zip(index.unbind(-1), masks, strict=True)
-    values = [detlogp.logp(scaled, ids, rows=mask, on_invalid="nan") for ids, mask in columns]
+    values = [
+        detlogp.logp(logits, ids, rows=mask, temperature=temperature, on_invalid="nan")
+        for ids, mask in zip(index.unbind(-1), masks, strict=True)
+    ]
     return torch.stack(values, -1)
 
 
-def _selective_log_softmax_and_entropy(
-    original: Any,
+def selective_log_softmax_and_entropy(
     logits: Tensor,
     index: Tensor,
     entropy_requires_grad: bool = True,
     temperature: float = 1.0,
     row_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    entropy: Tensor = original(logits, index, entropy_requires_grad, temperature, row_mask)[1]
-    return selective_log_softmax(logits, index, temperature, row_mask), entropy
+    """TRL's function of this name: both from one read of the row, by `detlogp.logp`.
+
+    Args, Returns, Raises: as `selective_log_softmax`, of index [...]; and the entropy of each row,
+    of the same dtype, 0 where row_mask is 0, or where the id is outside [0, V).
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    rows = None if row_mask is None else row_mask != 0
+    found = detlogp.logp(
+        logits,
+        index,
+        rows=rows,
+        temperature=temperature,
+        return_entropy=True,
+        on_invalid="nan",
+    )
+    return found.logp, found.entropy if entropy_requires_grad else found.entropy.detach()
+
+
+def _entropy_from_logits(logits: Tensor, chunk_size: int = 128) -> Tensor:
+    return entropy_of(logits)
 
 
 class _ChunkedLogProb:
     """In place of TRL's autograd function of the head: the same arguments and results.
 
-    The logits of TILE_ROWS rows exist at a time; the backward computes them again. Statistics that
-    are asked for besides come from TRL's own function, which runs the head once more for them.
+    The logits of TILE_ROWS rows exist at a time; the backward computes them again. Statistics
+    beyond the entropy come from TRL's own function, which runs the head once more for them.
     """
 
     def __init__(self, original: Any) -> None:
@@ -111,7 +133,7 @@ class _ChunkedLogProb:
         chunk_size: int,
         final_logit_softcapping: float | None = None,
         logit_scale: float = 1.0,
-        outputs: tuple[str, ...] = _STATISTICS,
+        outputs: tuple[str, ...] = ("entropy", *_STATISTICS),
     ) -> tuple[Tensor | None, ...]:
         if hasattr(weight, "ds_id"):
             raise NotImplementedError("the head's weight is partitioned by DeepSpeed ZeRO-3")
@@ -119,12 +141,16 @@ class _ChunkedLogProb:
         tiles = zip(hidden.split(TILE_ROWS), targets.split(TILE_ROWS), strict=True)
         # Nothing in a tile is random.
         once_more = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-        values = [once_more(_score_tile, *tile, weight, bias, *transform) for tile in tiles]
+        with_entropy = "entropy" in outputs
+        head = (weight, bias, *transform, with_entropy)
+        results = [once_more(_score_tile, *tile, *head) for tile in tiles]
+        values, entropies = zip(*results, strict=True)
         others: tuple[Tensor | None, ...] = (None,) * len(_STATISTICS)
-        if set(outputs) & set(_STATISTICS):
+        asked = tuple(name for name in outputs if name in _STATISTICS)
+        if asked:
             arguments = (hidden, weight, bias, targets, temperature, chunk_size)
-            others = self._original.apply(*arguments, *transform[1:], outputs)[1:]
-        return torch.cat(values), *others
+            others = self._original.apply(*arguments, *transform[1:], asked)[2:]
+        return torch.cat(values), torch.cat(entropies) if with_entropy else None, *others
 
 
 def _score_tile(
@@ -135,7 +161,8 @@ def _score_tile(
     temperature: float,
     softcap: float | None,
     scale: float,
-) -> Tensor:
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor | None]:
     # The head may be kept in another dtype than what comes in; under autocast `linear` casts both.
     bias = None if bias is None else bias.to(hidden.dtype)
     logits = torch.nn.functional.linear(hidden, weight.to(hidden.dtype), bias)
@@ -143,11 +170,12 @@ def _score_tile(
         logits = _at_least_float32(logits) * scale
     if softcap is not None:
         logits = softcap * torch.tanh(_at_least_float32(logits) / softcap)
-    return detlogp.logp(_divided(logits, temperature), targets, on_invalid="nan")
-
-
-def _divided(logits: Tensor, temperature: float) -> Tensor:
-    return logits if temperature == 1.0 else _at_least_float32(logits) / temperature
+    if not with_entropy:
+        return detlogp.logp(logits, targets, temperature=temperature, on_invalid="nan"), None
+    found = detlogp.logp(
+        logits, targets, temperature=temperature, return_entropy=True, on_invalid="nan"
+    )
+    return found.logp, found.entropy
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:
@@ -159,10 +187,12 @@ def _apply() -> Undo:
     grpo = importlib.import_module("trl.trainer.grpo_trainer")
     selective = getattr(utils, "selective_log_softmax", None)
     with_entropy = getattr(utils, "selective_log_softmax_and_entropy", None)
+    entropy = getattr(utils, "entropy_from_logits", None)
     chunked = getattr(utils, "_ChunkedLogProbFunction", None)
     where = f"trl {importlib.import_module('trl').__version__}, trl.trainer.utils"
     check_parameters(f"{where}.selective_log_softmax", selective, _SELECTIVE)
     check_parameters(f"{where}.selective_log_softmax_and_entropy", with_entropy, _WITH_ENTROPY)
+    check_parameters(f"{where}.entropy_from_logits", entropy, _ENTROPY)
     forward = getattr(chunked, "forward", None)
     check_parameters(f"{where}._ChunkedLogProbFunction.forward", forward, _CHUNKED)
     head = getattr(grpo, "add_fused_lm_head", None)
@@ -173,7 +203,8 @@ def _apply() -> Undo:
         )
     pairs = [
         (selective, selective_log_softmax),
-        (with_entropy, partial(_selective_log_softmax_and_entropy, with_entropy)),
+        (with_entropy, selective_log_softmax_and_entropy),
+        (entropy, _entropy_from_logits),
         (chunked, _ChunkedLogProb(chunked)),
     ]
     return exchange("trl", pairs)

@@ -1,4 +1,4 @@
-"""verl: `logprobs_from_logits` and its variants by detlogp. Entropies stay verl's own.
+"""verl: `logprobs_from_logits` with its variants, and `entropy_from_logits`, by detlogp.
 
 Vocabularies that Megatron shards (`vocab_parallel_log_probs_from_logits`) are not touched.
 
@@ -6,12 +6,20 @@ Source: verl 0.9.1, verl/utils/torch_functional.py.
 """
 
 import importlib
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
 
 import detlogp
-from detlogp.integrations._patch import Patch, Patcher, Undo, check_parameters, exchange
+from detlogp.integrations._patch import (
+    Patch,
+    Patcher,
+    Undo,
+    check_parameters,
+    entropy_of,
+    exchange,
+)
 
 _MODULE = "verl.utils.torch_functional"
 
@@ -47,16 +55,36 @@ def _without_inplace(logits: Tensor, labels: Tensor) -> Tensor:
     return logprobs_from_logits(logits, labels, inplace_backward=False)
 
 
-_OURS = {
+def entropy_from_logits(logits: Tensor) -> Tensor:
+    """verl's function of this name, by `detlogp.logp`: one read of the row, no [N, V] tensor.
+
+    Args:
+        logits: [..., V], float16, bfloat16, float32 or float64.
+
+    Returns:
+        [...], in nats, float64 for float64 logits, otherwise float32.
+    """
+    return entropy_of(logits)
+
+
+def _with_chunking(logits: Tensor, chunk_size: int = 2048) -> Tensor:
+    return entropy_of(logits)
+
+
+_OURS: dict[str, Callable[..., Tensor]] = {
     "logprobs_from_logits": logprobs_from_logits,
     "logprobs_from_logits_flash_attn": logprobs_from_logits,
     "logprobs_from_logits_torch_npu": _without_inplace,
     "logprobs_from_logits_naive": _without_inplace,
     "logprobs_from_logits_v2": _without_inplace,
+    "entropy_from_logits": entropy_from_logits,
+    "entropy_from_logits_with_chunking": _with_chunking,
 }
-_PARAMETERS = {
+_PARAMETERS: dict[Callable[..., Tensor], tuple[str, ...]] = {
     logprobs_from_logits: ("logits", "labels", "inplace_backward"),
     _without_inplace: ("logits", "labels"),
+    entropy_from_logits: ("logits",),
+    _with_chunking: ("logits", "chunk_size"),
 }
 
 
