@@ -31,10 +31,10 @@ struct ExactRowGradient {
     if (threadIdx.x == 0 && target != kNoTarget) {
       const T* logits = row_of<T>(rows, row);
       const bool is_here = target >= first && target < last;
-      const T at_target = is_here ? logits[target * rows.column_stride] : T{};
+      const float x = is_here ? to_acc<float>(logits[target * rows.column_stride]) : 0.0f;
       probability = exact_probability(
           per_row<float>(args.row_max, row), log_sum_of<double>(args, row),
-          to_acc<float>(at_target) / static_cast<float>(args.temperature));
+          args.temperature == 1 ? x : x / static_cast<float>(args.temperature));
     }
     __syncthreads();
     return {
