@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc src -type f) CMakeLists.txt pyproject.toml
 CXX_FILES := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
-CHECKED := src tests examples
+CHECKED := src tests examples benchmarks
 
 .PHONY: help demo test check lint types docs format bench picture wheel clean
 .DEFAULT_GOAL := help

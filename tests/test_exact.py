@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import calls
@@ -414,3 +415,21 @@ def test_near_certain(device: str) -> None:
     }
     assert error["exact"].median() * 5 <= error["locked"].median()
     assert (error["exact"] <= FLOOR + 2.0**-22 * exact.abs()).all()
+
+
+def test_real_rows(device: str) -> None:
+    """The tiny model's logits of a text, at every position: within 1 ulp, in each type."""
+    transformers = pytest.importorskip("transformers")
+    root = Path(__file__).parents[1] / "examples"
+    folder = root / "tiny-llama"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    ids = tokenizer((root / "held-out.txt").read_text(), return_tensors="pt").input_ids[:, :256]
+    with torch.no_grad():
+        logits = model(ids).logits[0, :-1].to(device)
+    targets = ids[0, 1:].to(device)
+    assert len(targets) >= 200
+    for dtype in TYPES:
+        x = logits.to(dtype)
+        found = detlogp.logp(x, targets, contract="exact")
+        assert ulp_distance(found, reference.logp(x, targets).logp).max() <= 1

@@ -175,8 +175,8 @@ def test_undone(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_unknown_internals(module: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     others = {other: getattr(module, other) for other in NAMES if other != name}
-    monkeypatch.setattr(module, name, lambda logits: logits)
-    with pytest.raises(RuntimeError, match=re.escape(name) + r".*found \(logits\).*nothing"):
+    monkeypatch.setattr(module, name, lambda other: other)
+    with pytest.raises(RuntimeError, match=re.escape(name) + r".*found \(other\).*nothing"):
         integration.enable()
     monkeypatch.delattr(module, name)
     with pytest.raises(RuntimeError, match=re.escape(name) + ".*found no such function"):
