@@ -16,51 +16,15 @@
 #include <utility>
 
 #include "core/row.h"
-#include "cuda/exp.h"
 #include "cuda/forward.h"
 #include "cuda/kernels.h"
-#include "cuda/lanes.h"
+#include "cuda/row_max.h"
 
 namespace detlogp::cuda {
 namespace {
 
 constexpr int kAutomatic = 0;
 constexpr int kRows = -1;
-
-template <class T, class Acc>
-__device__ Acc max_of_contiguous(const T* row, int64_t vocab, int threads) {
-  Acc result = lowest<Acc>();
-  const int64_t boundary = elements_to_boundary(row);
-  const int64_t head = boundary < vocab ? boundary : vocab;
-  const int64_t vectors = (vocab - head) / Vector<T>::kSize;
-  const Vector<T>* body = reinterpret_cast<const Vector<T>*>(row + head);
-  // Backwards, so that the columns which the sum reads first are the ones still in the cache.
-#pragma unroll ForwardPolicy::kMaxUnroll
-  for (int64_t v = vectors - 1 - static_cast<int64_t>(threadIdx.x); v >= 0; v -= threads) {
-    const Vector<T> loaded = body[v];
-#pragma unroll
-    for (int e = 0; e < Vector<T>::kSize; ++e) {
-      result = larger(result, to_acc<Acc>(loaded.element[e]));
-    }
-  }
-  for (int64_t column = threadIdx.x; column < head; column += threads) {
-    result = larger(result, to_acc<Acc>(row[column]));
-  }
-  const int64_t tail = head + vectors * Vector<T>::kSize;
-  for (int64_t column = tail + threadIdx.x; column < vocab; column += threads) {
-    result = larger(result, to_acc<Acc>(row[column]));
-  }
-  return result;
-}
-
-template <class T, class Acc>
-__device__ Acc max_of_strided(const T* row, int64_t stride, int64_t vocab, int threads) {
-  Acc result = lowest<Acc>();
-  for (int64_t column = threadIdx.x; column < vocab; column += threads) {
-    result = larger(result, to_acc<Acc>(row[column * stride]));
-  }
-  return result;
-}
 
 template <class T, class Acc, int B>
 __device__ __forceinline__ Acc sum_exp(const T* row, int64_t stride, int64_t vocab, Acc row_max) {
@@ -73,71 +37,7 @@ __device__ __forceinline__ Acc sum_exp(const T* row, int64_t stride, int64_t voc
   return sum_of_lane<Acc, ForwardPolicy::kSumUnroll>(vocab, B, load, add);
 }
 
-// A lane of the sum, and of the entropy's.
-template <class Acc>
-struct TwoLanes {
-  Acc sum;
-  Acc part;
-  Acc total;
-  int parts;
-
-  __device__ __forceinline__ TwoLanes(int zero) : sum(zero), part(zero), total(zero), parts(zero) {
-  }
-
-  __device__ __forceinline__ void add(Acc row_max, Acc x) {
-    part = fused_multiply_add(add_exp(x - row_max), distance_below_max(row_max, x), part);
-    if (++parts == kEntropyGroup) {
-      flush();
-    }
-  }
-  __device__ __forceinline__ void flush() {
-    total += part;
-    part = 0;
-    parts = 0;
-  }
-
- private:
-  // Returns the exponential, with the sum's own bits: its last product is fused (cuda/exp.h).
-  __device__ __forceinline__ float add_exp(float x) {
-    const ExpParts parts = exp_parts(x);
-    sum = __fmaf_rn(parts.fraction, parts.power, sum);
-    return __fmul_rn(parts.fraction, parts.power);
-  }
-  __device__ __forceinline__ double add_exp(double x) {
-    const double e = exp_of(x);
-    sum += e;
-    return e;
-  }
-};
-
-// A row of which more is asked for: logits divided by a temperature, or the entropy.
 template <class T, class Acc, int B>
-__device__ __forceinline__ void score_general_row(
-    const ForwardArgs& args, int64_t row, Acc largest, Groups<Acc>& groups) {
-  const Rows& rows = args.rows;
-  const T* logits = row_of<T>(rows, row);
-  const int64_t stride = rows.column_stride;
-  const Divisor<Acc> divide(args.temperature);
-  const Acc row_max = max_of_quotients(largest, divide.value);
-  const auto load = [=](int64_t column) {
-    return logits[column * stride];
-  };
-  const auto add = [=](TwoLanes<Acc> lanes, T x) {
-    lanes.add(row_max, divide(to_acc<Acc>(x)));
-    return lanes;
-  };
-  TwoLanes<Acc> lanes =
-      sum_of_lane<TwoLanes<Acc>, ForwardPolicy::kGeneralUnroll>(rows.vocab, B, load, add);
-  lanes.flush();
-  const Acc sum = fold_block(lanes.sum, B, groups);
-  const Acc entropy = fold_block(lanes.total, B, groups);
-  if (threadIdx.x == 0) {
-    const Acc target = divide(to_acc<Acc>(logits[rows.token_ids[row] * stride]));
-    store_scored_row(args, row, target, row_max, log_of(sum), entropy / sum);
-  }
-}
-
-template <class T, class Acc, int B, bool IsGeneral>
 __device__ __forceinline__ void score_row(const ForwardArgs& args, int64_t row) {
   __shared__ Groups<Acc> groups;
   const Rows& rows = args.rows;
@@ -149,13 +49,7 @@ __device__ __forceinline__ void score_row(const ForwardArgs& args, int64_t row) 
   }
   const T* logits = row_of<T>(rows, row);
   const int64_t stride = rows.column_stride;
-  Acc row_max = stride == 1 ? max_of_contiguous<T, Acc>(logits, rows.vocab, B)
-                            : max_of_strided<T, Acc>(logits, stride, rows.vocab, B);
-  row_max = max_of_block(row_max, B, groups);
-  if constexpr (IsGeneral) {
-    score_general_row<T, Acc, B>(args, row, row_max, groups);
-    return;
-  }
+  const Acc row_max = max_of_row<T>(logits, stride, rows.vocab, B, groups);
   // The common stride has a copy of its own, in which every column's offset is a constant.
   Acc sum = stride == 1 ? sum_exp<T, Acc, B>(logits, 1, rows.vocab, row_max)
                         : sum_exp<T, Acc, B>(logits, stride, rows.vocab, row_max);
@@ -166,23 +60,24 @@ __device__ __forceinline__ void score_row(const ForwardArgs& args, int64_t row) 
   }
 }
 
-template <class T, class Acc, int B, bool IsGeneral>
+template <class T, class Acc, int B>
 __global__ void __launch_bounds__(B) forward_kernel(const __grid_constant__ ForwardArgs args) {
   for (int64_t row = blockIdx.x; row < args.rows.count; row += gridDim.x) {
-    score_row<T, Acc, B, IsGeneral>(args, row);
+    score_row<T, Acc, B>(args, row);
   }
 }
 
 template <class T, class Acc, int B>
 void launch(const ForwardArgs& args, cudaStream_t stream) {
-  const auto kernel = ForwardArgs::is_general(args) ? forward_kernel<T, Acc, B, true>
-                                                    : forward_kernel<T, Acc, B, false>;
-  kernel<<<block_count(args.rows.count), B, 0, stream>>>(args);
+  forward_kernel<T, Acc, B><<<block_count(args.rows.count), B, 0, stream>>>(args);
   check(cudaGetLastError(), "launch of forward_kernel");
 }
 
 template <class Acc>
 void launch_for_dtype(const ForwardArgs& args, cudaStream_t stream) {
+  if (ForwardArgs::is_general(args)) {
+    return launch_general_rows(args, sizeof(Acc) == sizeof(double), stream);
+  }
   visit_dtype(args.rows.logits_type, [&](auto zero) {
     using T = decltype(zero);
     switch (lane_count(args.rows.vocab)) {

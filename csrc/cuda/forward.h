@@ -16,4 +16,7 @@ bool launch_exact_ring(const ForwardArgs& args, void* stream, int cluster);
 bool launch_general_ring(const ForwardArgs& args, void* stream, int cluster);
 bool launch_general_exact_ring(const ForwardArgs& args, void* stream, int cluster);
 
+// A block a row, for temperatures and the entropy in the locked contract.
+void launch_general_rows(const ForwardArgs& args, bool in_double, void* stream);
+
 }  // namespace detlogp::cuda
