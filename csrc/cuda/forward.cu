@@ -34,7 +34,10 @@ __device__ __forceinline__ Acc sum_exp(const T* row, int64_t stride, int64_t voc
   const auto add = [=](Acc sum, T x) {
     return sum + exp_of(to_acc<Acc>(x) - row_max);
   };
-  return sum_of_lane<Acc, ForwardPolicy::kSumUnroll>(vocab, B, load, add);
+  // Double is bound by its arithmetic, whatever is in flight.
+  constexpr int kUnroll =
+      sizeof(Acc) == 8 ? ForwardPolicy::kGeneralUnroll : ForwardPolicy::kSumUnroll;
+  return sum_of_lane<Acc, kUnroll>(vocab, B, load, add);
 }
 
 template <class T, class Acc, int B>
