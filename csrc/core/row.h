@@ -108,6 +108,12 @@ DETLOGP_FN Acc gradient(bool is_target, Acc p, Acc grad, Acc grad_lse, bool has_
   return has_lse ? fused_multiply_add(grad_lse, p, product) : product;
 }
 
+// Where there is a temperature, a row's cotangents are divided by it, and not its gradient.
+template <class Acc, class Args>
+DETLOGP_FN Acc cotangent(const Args& args, const void* vector, int64_t row) {
+  return per_row<Acc>(vector, row) / static_cast<Acc>(args.temperature);
+}
+
 // The entropy's part, -grad_entropy p (log p + H) = grad_entropy p ((m - x) - gap), is added to the others.
 template <class Acc>
 DETLOGP_FN Acc add_entropy_gradient(Acc others, Acc p, Acc distance, Acc gap, Acc grad_entropy) {

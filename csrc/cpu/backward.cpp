@@ -46,9 +46,12 @@ struct GeneralRowGradient {
 
   template <class T>
   DETLOGP_FN GeneralRowGradient load(const BackwardArgs& args, int64_t row, T at_target) {
+    RowGradient<Acc> plain = RowGradient<Acc>::load(args, row, at_target);
+    plain.grad = cotangent<Acc>(args, args.grad_logp, row);
+    plain.grad_lse = cotangent<Acc>(args, args.grad_lse, row);
     return {
-        RowGradient<Acc>::load(args, row, at_target), per_row<Acc>(args.gap, row),
-        per_row<Acc>(args.grad_entropy, row), static_cast<Acc>(args.temperature)};
+        plain, per_row<Acc>(args.gap, row), cotangent<Acc>(args, args.grad_entropy, row),
+        static_cast<Acc>(args.temperature)};
   }
 
   template <class T>
@@ -57,8 +60,7 @@ struct GeneralRowGradient {
     const Acc p = exp_nonpositive((x - g.plain.row_max) - g.plain.log_sum);
     const Acc of_plain = gradient(is_target, p, g.plain.grad, g.plain.grad_lse, g.plain.has_lse);
     const Acc distance = distance_below_max(g.plain.row_max, x);
-    return Narrow<T>::from(
-        add_entropy_gradient(of_plain, p, distance, g.gap, g.grad_entropy) / g.temperature);
+    return Narrow<T>::from(add_entropy_gradient(of_plain, p, distance, g.gap, g.grad_entropy));
   }
 };
 

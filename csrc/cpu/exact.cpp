@@ -95,10 +95,12 @@ struct GeneralRowGradient {
   template <class T>
   DETLOGP_FN GeneralRowGradient load(const BackwardArgs& args, int64_t row, T at_target) {
     const float temperature = static_cast<float>(args.temperature);
+    RowGradient plain = RowGradient::load(args, row, to_float(at_target) / temperature);
+    plain.grad = cotangent<float>(args, args.grad_logp, row);
+    plain.grad_lse = cotangent<float>(args, args.grad_lse, row);
     return {
-        RowGradient::load(args, row, to_float(at_target) / temperature),
-        per_row<float>(args.row_max, row), per_row<float>(args.gap, row),
-        per_row<float>(args.grad_entropy, row), temperature};
+        plain, per_row<float>(args.row_max, row), per_row<float>(args.gap, row),
+        cotangent<float>(args, args.grad_entropy, row), temperature};
   }
 
   template <class T>
@@ -109,8 +111,7 @@ struct GeneralRowGradient {
         exact_gradient(plain.probability, x, is_target, plain.grad, plain.grad_lse, plain.has_lse);
     const float p = is_target ? plain.probability.of_target : probability_of(plain.probability, x);
     const float distance = distance_below_max(g.row_max, x);
-    return Narrow<T>::from(
-        add_entropy_gradient(of_plain, p, distance, g.gap, g.grad_entropy) / g.temperature);
+    return Narrow<T>::from(add_entropy_gradient(of_plain, p, distance, g.gap, g.grad_entropy));
   }
 };
 

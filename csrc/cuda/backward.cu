@@ -53,9 +53,13 @@ struct GeneralRowGradient {
   template <class T>
   __device__ __forceinline__ static GeneralRowGradient load(
       const BackwardArgs& args, int64_t row, int64_t first, int64_t last) {
-    const auto plain = RowGradient<Acc>::template load<T>(args, row, first, last);
+    auto plain = RowGradient<Acc>::template load<T>(args, row, first, last);
+    if (Divides) {
+      plain.grad = cotangent<Acc>(args, args.grad_logp, row);
+      plain.grad_lse = cotangent<Acc>(args, args.grad_lse, row);
+    }
     return {
-        plain, per_row<Acc>(args.gap, row), per_row<Acc>(args.grad_entropy, row),
+        plain, per_row<Acc>(args.gap, row), cotangent<Acc>(args, args.grad_entropy, row),
         Divisor<Acc>(args.temperature), plain.target};
   }
 
@@ -65,8 +69,7 @@ struct GeneralRowGradient {
     const Acc p = exp_of((x - plain.row_max) - plain.log_sum);
     const Acc of_plain = gradient(is_target, p, plain.grad, plain.grad_lse, plain.has_lse);
     const Acc distance = distance_below_max(plain.row_max, x);
-    const Acc result = add_entropy_gradient(of_plain, p, distance, gap, grad_entropy);
-    return from_acc<T>(Divides ? divide(result) : result);
+    return from_acc<T>(add_entropy_gradient(of_plain, p, distance, gap, grad_entropy));
   }
 };
 

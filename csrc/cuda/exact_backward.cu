@@ -62,12 +62,16 @@ struct GeneralExactRowGradient {
   template <class T>
   __device__ __forceinline__ static GeneralExactRowGradient load(
       const BackwardArgs& args, int64_t row, int64_t first, int64_t last) {
-    const auto plain = ExactRowGradient::load<T>(args, row, first, last);
+    auto plain = ExactRowGradient::load<T>(args, row, first, last);
+    if (Divides) {
+      plain.grad = cotangent<float>(args, args.grad_logp, row);
+      plain.grad_lse = cotangent<float>(args, args.grad_lse, row);
+    }
     return {
         plain,
         per_row<float>(args.row_max, row),
         per_row<float>(args.gap, row),
-        per_row<float>(args.grad_entropy, row),
+        cotangent<float>(args, args.grad_entropy, row),
         Divisor<float>(args.temperature),
         plain.target};
   }
@@ -79,8 +83,7 @@ struct GeneralExactRowGradient {
         exact_gradient(plain.probability, x, is_target, plain.grad, plain.grad_lse, plain.has_lse);
     const float p = is_target ? plain.probability.of_target : probability_of(plain.probability, x);
     const float distance = distance_below_max(row_max, x);
-    const float result = add_entropy_gradient(of_plain, p, distance, gap, grad_entropy);
-    return from_acc<T>(Divides ? divide(result) : result);
+    return from_acc<T>(add_entropy_gradient(of_plain, p, distance, gap, grad_entropy));
   }
 };
 

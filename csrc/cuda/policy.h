@@ -6,9 +6,10 @@
 namespace detlogp::cuda {
 
 struct ForwardPolicy {
-  static constexpr int kMaxUnroll = 4;      // 16-byte loads of a thread in flight, for the max
-  static constexpr int kSumUnroll = 16;     // columns of a lane in flight, for the sum
-  static constexpr int kGeneralUnroll = 4;  // the same with temperatures and the entropy
+  static constexpr int kMaxUnroll = 4;   // 16-byte loads of a thread in flight, for the max
+  static constexpr int kSumUnroll = 16;  // columns of a lane in flight, for the sum
+  static constexpr int kGeneralUnroll =
+      4;  // the same with temperatures and the entropy, and in double
   // The ring kernel serves rows from here on; few rows, which fill the device in one wave, only if wide.
   static constexpr int64_t kRingVocab = 10240;
   static constexpr int64_t kRingVocabOfFewRows = 49152;
@@ -22,7 +23,7 @@ template <int ElementBytes, bool IsExact, bool IsGeneral>
 struct RingPolicy {
   static constexpr int kSharedBytes = 227 * 1024;  // of a block
   static constexpr int kStageBytes = 8192;         // of logits, at most
-  static constexpr int kSumThreads = IsExact && !IsGeneral ? 512 : 384;
+  static constexpr int kSumThreads = IsExact ? 512 : 384;
   static constexpr int kSetThreads = 128;                     // of the summing threads, at most
   static constexpr int kTerms = ElementBytes == 2 ? 32 : 16;  // of a thread and stage, at most
   static constexpr int kTermsOfOneBlock = IsGeneral ? 16 : kTerms;  // where a block has the row
