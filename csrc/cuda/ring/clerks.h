@@ -66,7 +66,7 @@ class Lister {
 
  private:
   // As measured: more at a time cost other shapes registers.
-  static constexpr int kWords = S::kCluster == 2 ? 8 : 4;
+  static constexpr int kWords = S::kCluster == 2 && !S::kIsGeneral ? 8 : 4;
   static constexpr int kRows = 32 * kWords;
 
   // Asks for what tells whether the next rows are scored, one of each 32 a lane. No load waits for
