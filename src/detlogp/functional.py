@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from detlogp import _checks
+from detlogp import _checks, _several
 from detlogp._first_order import FirstOrder, InPlace, check_inplace_backward, tempered
 from detlogp._guards import call, is_transformed
 from detlogp._native import (
@@ -292,10 +292,13 @@ def score(
                 "inplace_backward: not under a transform, in forward mode or in a compiled function"
             )
         _checks.check_tensors(logits, token_ids)
+        if ids.dim() == logits.dim():
+            raise NotImplementedError("inplace_backward: not with several token ids a row")
         check_inplace_backward(logits)
     if on_invalid == "raise":
         _checks.check_tensors(logits, token_ids)
-        _checks.check_ids_in_range(ids, mask, logits.shape[-1])
+        several = ids.dim() == logits.dim()
+        _checks.check_ids_in_range(ids, mask, logits.shape[-1], several=several)
     if out is not None:
         _checks.check_tensors(logits, token_ids)
         check_out(out, dtype, logits, token_ids, rows)
@@ -304,6 +307,9 @@ def score(
     if return_entropy or temperature != 1.0:
         is_double = arithmetic == FLOAT64
         more = (_checks.checked_temperature(temperature, in_double=is_double),)
+    if ids.dim() == logits.dim():
+        found = _several.score(logits, ids, mask, out, options, more, transformed=transformed)
+        return _result(*found, return_lse, return_entropy)
     entropy = None
     try:
         if differentiable or (more and out is not None):
@@ -332,6 +338,14 @@ def score(
         # The operators check everything before they write; this finds the argument to name.
         _checks.check_tensors(logits, token_ids)
         raise
+    if return_lse or return_entropy:
+        return _result(value, lse, entropy, return_lse, return_entropy)
+    return value
+
+
+def _result(
+    value: Tensor, lse: Tensor, entropy: Tensor | None, return_lse: bool, return_entropy: bool
+) -> Result:
     if return_entropy:
         assert entropy is not None
         if return_lse:

@@ -22,6 +22,8 @@ class RowSum(Primitive):
 
     @staticmethod
     def forward(values: Tensor, columns: Columns) -> Any:
+        if values.shape[-1] == 0:
+            return values.new_zeros(values.shape[:-1])
         return _exact.row_sum(values, columns) if columns.is_exact else call(row_sum_op, values)
 
     @staticmethod
