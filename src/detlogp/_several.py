@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from detlogp import _checks
+from detlogp._checks import FLOAT_DTYPES
 from detlogp._first_order import tempered
 from detlogp._guards import call
 from detlogp._native import (
     DTYPE_NUMBERS,
     FLOAT64,
-    FLOAT_DTYPES,
     logp_with_entropy_op,
     logp_with_stats_op,
 )
@@ -45,7 +45,7 @@ def score(
     """What `functional.score` does where token_ids are [..., K], int64, and options are checked."""
     _checks.check_tensors(logits, token_ids)
     number = options[0] if out is None else DTYPE_NUMBERS[out.dtype]
-    args = (token_ids, mask, number, *options, *temperature)
+    args: tuple[Any, ...] = (token_ids, mask, number, *options, *temperature)
     if transformed:
         values, lse, *rest = _composed(logits, *args)
     elif logits.requires_grad and torch.is_grad_enabled():
@@ -99,8 +99,8 @@ class FirstOrderSeveral(torch.autograd.Function):
         of_entropy = rest[0] if rest else None
         temperature = ctx.temperature[0] if ctx.temperature else 1.0
         if torch.compiler.is_compiling() or is_plain():
-            cotangents = (grad_logp, grad_lse, gap, of_entropy)
-            grad_logits = call(targets_backward_op, *rows, *cotangents, temperature)
+            more = (gap, of_entropy, temperature)
+            grad_logits = call(targets_backward_op, *rows, grad_logp, grad_lse, *more)
         else:
             # create_graph, or is_grads_batched, which maps over the cotangents.
             cotangents = (grad_logp, grad_lse, of_entropy)

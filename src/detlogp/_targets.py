@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from detlogp._checks import FLOAT_DTYPES
 from detlogp._first_order import tempered
 from detlogp._guards import call, guard
 from detlogp._native import (
     DTYPE_NUMBERS,
     FLOAT64,
-    FLOAT_DTYPES,
     logp_backward_op,
     logp_with_stats_op,
     row_sum_op,

@@ -61,7 +61,7 @@ class Targets(Primitive):
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, of_lse: Tensor | None, *_: None) -> Any:
         with pushing(ctx) as (token_ids, mask):
-            counts, _ = places(token_ids, mask, ctx.vocab)
+            counts = places(token_ids, mask, ctx.vocab)[0]
             result = token_ids.new_zeros(token_ids.shape, dtype=ctx.dtypes[0])
             if dx is not None:
                 result = gather_several(dx, token_ids, mask)
