@@ -163,8 +163,8 @@ def test_transforms_have_the_plain_bits(
             return tuple(all_of(x, ids, rows=mask, on_invalid="nan", **options))
 
         mapped = vmap(score)(x, ids, mask)
-        pulled, _ = vjp(lambda y: score(y, ids, mask), x)
-        pushed, _ = jvp(lambda y: score(y, ids, mask), (x,), (x,))
+        pulled, *_ = vjp(lambda y: score(y, ids, mask), x)
+        pushed, *_ = jvp(lambda y: score(y, ids, mask), (x,), (x,))
         with forward_ad.dual_level():
             dual = score(forward_ad.make_dual(x, x), ids, mask)
             primals = [forward_ad.unpack_dual(part).primal for part in dual]
@@ -247,11 +247,8 @@ def test_no_samples_no_rows_no_ids(function: str, device: str) -> None:
         ids = torch.zeros(samples, rows, count, dtype=torch.int64, device=device)
         mask = torch.ones(samples, rows, dtype=torch.bool, device=device)
         result = vmap(FUNCTIONS[function])(x, ids, mask)
-        one = FUNCTIONS[function](
-            x.new_zeros(rows, V),
-            ids.new_zeros(rows, count),
-            mask[:1].sum(0) > 0 if samples else mask.new_ones(rows),
-        )  # noqa: E501
+        operands = (x.new_zeros(rows, V), ids.new_zeros(rows, count), mask.new_ones(rows))
+        one = FUNCTIONS[function](*operands)
         assert result.shape == (samples, *one.shape)
 
 

@@ -104,8 +104,7 @@ def _targets_backward(
         return result
     counts, column = places(token_ids, mask, logits.shape[-1])
     of_values = grad_logp.to(row_max.dtype).masked_fill(~counts, 0)
-    c = -call(row_sum_op, of_values)
-    c = c if of_lse is None else of_lse + c
+    c = (0.0 if of_lse is None else of_lse) - call(row_sum_op, of_values)
     # The exact contract takes more care with a target's p. It takes it here with one that is
     # written anew below, or with column 0.
     target = column.amax(-1)
