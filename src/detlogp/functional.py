@@ -29,7 +29,7 @@ class LogpResult(NamedTuple):
     """What `logp` returns when more than the log-probability was asked for."""
 
     logp: Tensor
-    """[...], log-probability of the token, in nats."""
+    """[...] or [..., K], as token_ids: log-probability of each, in nats."""
     lse: Tensor
     """[...], logarithm of the sum of the exponentials of the row's logits, in nats."""
 
@@ -38,7 +38,7 @@ class LogpEntropyResult(NamedTuple):
     """What `logp` returns with `return_entropy`."""
 
     logp: Tensor
-    """[...], log-probability of the token, in nats."""
+    """[...] or [..., K], as token_ids: log-probability of each, in nats."""
     entropy: Tensor
     """[...], entropy of the row's softmax, in nats."""
 
@@ -47,7 +47,7 @@ class LogpLseEntropyResult(NamedTuple):
     """What `logp` returns with `return_lse` and `return_entropy`."""
 
     logp: Tensor
-    """[...], log-probability of the token, in nats."""
+    """[...] or [..., K], as token_ids: log-probability of each, in nats."""
     lse: Tensor
     """[...], logarithm of the sum of the exponentials of the row's logits, in nats."""
     entropy: Tensor
@@ -149,7 +149,7 @@ def logp(
     on_invalid: str = "zero",
     inplace_backward: bool = False,
 ) -> Result:
-    """Log-probability that each row's softmax gives to its token.
+    """Log-probability that each row's softmax gives to its token, or to several.
 
         logp[r] = (x[r, t] - m) - log(s),  m = max_v x[r, v],  s = sum_v exp(x[r, v] - m)
 
@@ -161,12 +161,15 @@ def logp(
         logits: [..., V], float16, bfloat16, float32 or float64, on the CPU or a CUDA device; any
             strides and alignment, up to 12 leading dimensions that cannot be merged. Never written.
         token_ids: [...], any integer dtype, on logits' device. An id outside [0, V), such as -100,
-            gives logp 0, lse -inf, and a gradient of exactly 0 in its row (see `on_invalid`).
+            gives logp 0, lse -inf, and a gradient of exactly 0 in its row (see `on_invalid`). Or
+            [..., K], several ids of each row, from one read of it: logp is then [..., K], each with
+            the bits of the call with that id, and a bad id gives its own logp 0 and no gradient,
+            while lse and entropy stay. K may be 0, and ids may repeat.
         rows: which rows to score: flat row numbers (integer; those out of range are ignored), or a
             boolean mask of shape [...]. The result keeps the full shape; a row that is not
             selected is not read, and has logp 0, lse -inf and gradient 0. Default: all rows.
-        out: [...], a buffer of any supported dtype that receives logp; its storage is kept, and
-            its unselected rows keep their values. It sets the rounding of the result alone. In
+        out: a buffer like token_ids, of any supported dtype, that receives logp; its storage is
+            kept, and its unselected rows keep their values. It sets the rounding of the result alone. In
             training it joins the graph; under a transform it must be made inside, or mapped by
             vmap. Refused: one that requires grad, overlaps itself or shares memory with an input.
         dtype: float64 asks for arithmetic and a result in double precision; float32, float16 and
@@ -189,10 +192,12 @@ def logp(
         inplace_backward: the gradient overwrites the logits' storage, which saves its memory.
             Whoever needs the logits after that, autograd included, gets an error, not a wrong
             gradient; only first-order training is possible. The logits must be the result of an
-            operation, with adjacent columns. Without a gradient it changes nothing.
+            operation, with adjacent columns, and have one id a row. Without a gradient it changes
+            nothing.
 
     Returns:
-        logp [...], in nats, or a NamedTuple of logp, lse and entropy, those that were asked for.
+        logp, like token_ids, in nats; or a NamedTuple of logp, lse [...] and entropy [...], those
+        that were asked for.
         All are differentiable to every order, in reverse and forward mode and under every
         torch.func transform; gradients have logits' dtype. First-order training runs one fused
         kernel and keeps no [N, V] tensor.
@@ -202,7 +207,7 @@ def logp(
         ValueError: a shape, device, buffer or choice that does not fit; with on_invalid="raise", a
             bad id.
         NotImplementedError: inside torch.compile, a torch.func transform, `out` or
-            `inplace_backward`; this one also under a transform.
+            `inplace_backward`; this one also under a transform, and with several ids a row.
 
     Source: the locked contract is the order of RL-Kernel's public deterministic logp kernel.
     """
