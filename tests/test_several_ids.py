@@ -270,6 +270,30 @@ def test_one_id_has_the_gradient_of_one_id(
     assert torch.equal(several, one)
 
 
+@both_contracts
+def test_a_bad_id_changes_nothing_else(
+    contract: str, dtype: torch.dtype, device: str, generator: torch.Generator
+) -> None:
+    """Nor does a row of bad ids alone change what the lse and the entropy give."""
+    skip_double(contract, dtype)
+    x, ids, *grads = make_problem(300, dtype, device, generator)
+    bad = torch.tensor([-1, 300, -(2**63)], device=device).expand(len(ids), 3)
+    of_bad = grads[0].new_full((len(ids), 3), NAN)
+    leaf = x.requires_grad_()
+    options: dict[str, Any] = {"contract": contract, "temperature": 0.7}
+    without = all_of(leaf, ids, **options)
+    found = all_of(leaf, torch.cat([ids, bad], 1), **options)
+    assert_same_bits(found.logp[:, :5], without.logp)
+    assert not found.logp[:, 5:].any()
+    (expected,) = torch.autograd.grad(without, leaf, grads)
+    (gradient,) = torch.autograd.grad(found, leaf, (torch.cat([grads[0], of_bad], 1), *grads[1:]))
+    assert_same_bits(gradient, expected)
+    nothing = all_of(leaf, bad, **options)
+    (gradient,) = torch.autograd.grad(nothing, leaf, (of_bad, *grads[1:]))
+    (expected,) = torch.autograd.grad((nothing.lse, nothing.entropy), leaf, grads[1:])
+    assert_same_bits(gradient, expected)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
 def test_the_exact_contract_on_cuda_is_the_cpus(

@@ -169,9 +169,10 @@ def logp(
             boolean mask of shape [...]. The result keeps the full shape; a row that is not
             selected is not read, and has logp 0, lse -inf and gradient 0. Default: all rows.
         out: a buffer like token_ids, of any supported dtype, that receives logp; its storage is
-            kept, and its unselected rows keep their values. It sets the rounding of the result alone. In
-            training it joins the graph; under a transform it must be made inside, or mapped by
-            vmap. Refused: one that requires grad, overlaps itself or shares memory with an input.
+            kept, and its unselected rows keep their values. It sets the rounding of the result
+            alone. In training it joins the graph; under a transform it must be made inside, or
+            mapped by vmap. Refused: one that requires grad, overlaps itself or shares memory with
+            an input.
         dtype: float64 asks for arithmetic and a result in double precision; float32, float16 and
             bfloat16 for float32 arithmetic and one rounding (float64 logits are then rounded to
             float32 first). Default: double arithmetic for float64 logits, float32 otherwise, and a
