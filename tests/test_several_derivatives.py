@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from calls import assert_finite_differences, nested_derivatives
-from test_several_ids import all_of, both_contracts, composed, make_problem, temperatures
+from several import all_of, both_contracts, composed, make_problem, skip_double, temperatures
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
@@ -105,8 +105,7 @@ def test_routes_agree(
     contract: str, dtype: torch.dtype, device: str, generator: torch.Generator
 ) -> None:
     """Jacobians by every route, and a Hessian, in each dtype."""
-    if contract == "exact" and dtype == torch.float64:
-        pytest.skip("the exact contract has no double arithmetic")
+    skip_double(contract, dtype)
     x, ids, mask = small_problem(device, generator)
     x = x.to(dtype)
 
@@ -151,8 +150,7 @@ def test_transforms_have_the_plain_bits(
     device: str,
     generator: torch.Generator,
 ) -> None:
-    if contract == "exact" and dtype == torch.float64:
-        pytest.skip("the exact contract has no double arithmetic")
+    skip_double(contract, dtype)
     x, ids, *_ = make_problem(300, dtype, device, generator)
     mask = torch.arange(7, device=device) != 4
     for asked in (None, torch.bfloat16):
