@@ -129,13 +129,14 @@ def test_routes_agree(
         jacrev(ours)(x),
         jacfwd(ours)(x),
     ):
-        assert (jacobian.double() - expected).abs().max() <= 8 * eps
+        assert (jacobian.double() - expected).abs().max() <= 16 * eps
 
     def loss(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return lambda logits: function(logits).sin().sum()
 
     twice = hessian(loss(exact))(x.double())
-    assert (hessian(loss(ours))(x).double() - twice).abs().max() <= 40 * eps
+    bound = 100 * eps * (1.0 + twice.abs().max())
+    assert (hessian(loss(ours))(x).double() - twice).abs().max() <= bound
 
 
 # ---- bits under transforms -----------------------------------------------------------------------
