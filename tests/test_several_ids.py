@@ -58,6 +58,18 @@ def test_bits_are_those_of_one_id(
             assert_same_bits(out[:, k], one_out)
 
 
+def test_one_rounding(device: str) -> None:
+    """Of float64 to a half: e^-20 beyond a tie, which float32 does not hold."""
+    for dtype, tie, expected in (
+        (torch.float16, 20 + 2**-7, -20 - 2**-6),
+        (torch.bfloat16, 20 + 2**-4, -20 - 2**-3),
+    ):
+        x = torch.tensor([[0.0, -tie]], dtype=torch.float64, device=device)
+        ids = torch.tensor([[1, 0, -1]], device=device)
+        out = torch.empty(1, 3, dtype=dtype, device=device)
+        assert detlogp.logp(x, ids, out=out).tolist() == [[expected, 0.0, 0.0]]
+
+
 @both_contracts
 def test_one_read(contract: str, device: str, generator: torch.Generator) -> None:
     """One forward and one backward over the rows, however many ids."""
@@ -152,6 +164,7 @@ def test_shapes(
     for k in range(count):
         assert_same_bits(found.logp[..., k], all_of(x, ids[..., k], temperature=0.9).logp)
     total = found.logp.sum() + found.lse.sum() + found.entropy.sum()
+    (fused,) = torch.autograd.grad(total, x, retain_graph=True)
     (gradient,) = torch.autograd.grad(total, x, create_graph=True)
     (again,) = torch.autograd.grad(gradient.square().sum(), x)
     wide = x.detach().double().requires_grad_()
@@ -159,6 +172,7 @@ def test_shapes(
     value = parts[0].sum() + parts[1].sum() + parts[2].sum()
     (expected,) = torch.autograd.grad(value, wide, create_graph=True)
     (second,) = torch.autograd.grad(expected.square().sum(), wide)
+    torch.testing.assert_close(fused.double(), expected.detach(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(gradient.double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(again.double(), second, atol=1e-5, rtol=1e-5)
     assert detlogp.logp(x, ids, out=torch.empty(ids.shape, device=device)).shape == ids.shape
