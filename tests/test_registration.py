@@ -46,6 +46,27 @@ def test_opcheck(dtype: torch.dtype, device: str) -> None:
     )
 
 
+def test_opcheck_of_several_ids(dtype: torch.dtype, device: str) -> None:
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    logits = torch.randn(2, 3, 50, device=device).to(dtype)
+    ids = torch.randint(-5, 55, (2, 3, 4), device=device)
+    mask = torch.tensor([[True, False, True]] * 2, device=device)
+    row_max, log_sum, grad = torch.randn(3, 2, 3, dtype=compute, device=device)
+    of_ids = torch.randn(2, 3, 4, dtype=compute, device=device)
+    ops = torch.ops.detlogp
+    for chosen in (None, mask):
+        rows = (logits, ids, chosen, row_max, log_sum)
+        for number in DTYPE_NUMBERS.values():
+            torch.library.opcheck(ops.targets.default, (*rows, number, False, 0.7))
+        for grads in (
+            (of_ids, None, None, None),
+            (of_ids, grad, row_max, grad),
+            (None, grad, None, None),
+        ):
+            arguments = (*rows, *grads, 1.0 if grads[2] is None else 0.7)
+            torch.library.opcheck(ops.targets_backward.default, arguments)
+
+
 def test_opcheck_of_the_steps(device: str) -> None:
     logits = torch.randn(2, 3, 50, device=device)
     ids = torch.randint(80, (2, 3), device=device)

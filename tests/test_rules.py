@@ -16,24 +16,28 @@ from detlogp._guards import call
 from detlogp.primitives._function import Primitive
 from detlogp.primitives.columns import Columns
 from detlogp.primitives.gather import Gather, gather
+from detlogp.primitives.gather_several import GatherSeveral, gather_several
 from detlogp.primitives.gradient import Gradient, gradient
 from detlogp.primitives.probability import Probability, probability
 from detlogp.primitives.row_expand import RowExpand, row_expand
 from detlogp.primitives.row_sum import RowSum, row_sum
 from detlogp.primitives.rows import Rows, scored, widen
 from detlogp.primitives.scatter import Scatter, scatter
+from detlogp.primitives.scatter_several import ScatterSeveral, scatter_several
 from detlogp.primitives.score import Score
 from detlogp.primitives.second_order import SecondOrder, second_order
 from detlogp.primitives.tangent import Tangent, tangent
+from detlogp.primitives.targets import Targets, targets
 from detlogp.primitives.weighted_log import WeightedLog, weighted_log
 from detlogp.testing import lanes
 
 for _module in pkgutil.iter_modules(primitives.__path__):
     importlib.import_module(f"detlogp.primitives.{_module.name}")
 
-N, V = 4, 5
+N, V, K = 4, 5, 3
 MASK = torch.tensor([True, True, False, True])
 IDS = torch.tensor([1, -100, 2, 4])
+SEVERAL = torch.tensor([[1, 1, 5], [-100, 5, -1], [0, 1, 2], [4, -2, 0]])
 UNSCORED = [1, 2]
 WHOLE = Columns(V, V)
 
@@ -53,10 +57,26 @@ def _score(x: Tensor) -> tuple[Tensor, Tensor]:
     return logp, torch.where(lse.isinf(), 0.0, lse)
 
 
+def _targets(x: Tensor) -> Tensor:
+    """The lse of `_score`, so that row 1, none of whose ids counts, has no part in it."""
+    _, _, mask, row_max, log_sum, _ = _rows(x)
+    rows = (SEVERAL.to(x.device), mask, row_max, log_sum)
+    return targets(x, _score(x)[1], *rows, 3, False)
+
+
 # For each primitive, a function of its differentiable operands, and what these are.
 CASES: dict[type[Primitive], tuple[Callable[..., Any], str]] = {
     Gather: (lambda m: gather(m, IDS.to(m.device), MASK.to(m.device), WHOLE), "matrix"),
     Scatter: (lambda v: scatter(v, IDS.to(v.device), MASK.to(v.device), WHOLE), "vector"),
+    GatherSeveral: (
+        lambda m: gather_several(m, SEVERAL.to(m.device), MASK.to(m.device)),
+        "matrix",
+    ),
+    ScatterSeveral: (
+        lambda v: scatter_several(v, SEVERAL.to(v.device), MASK.to(v.device), V),
+        "ids",
+    ),
+    Targets: (_targets, "matrix"),
     RowSum: (lambda m: row_sum(m, WHOLE), "matrix"),
     RowExpand: (lambda v: row_expand(v, WHOLE), "vector"),
     Probability: (lambda x: probability(_rows(x)), "matrix"),
@@ -73,7 +93,7 @@ PRIMITIVES = pytest.mark.parametrize("primitive", CASES, ids=lambda primitive: p
 
 
 def _operands(primitive: type[Primitive], generator: torch.Generator, device: str) -> list[Tensor]:
-    shapes = {"matrix": (N, V), "vector": (N,)}
+    shapes = {"matrix": (N, V), "vector": (N,), "ids": (N, K)}
     return [
         torch.randn(*shapes[kind], generator=generator, dtype=torch.float64)
         .to(device)
@@ -189,6 +209,7 @@ def _raw_calls(x: Tensor) -> dict[str, Callable[[], object]]:
     keys, sums = torch.zeros(2, N, dtype=torch.int32, device=x.device), torch.zeros_like(ids)
     rows = (x, ids, None, vector, vector)
     plain_rows = (zeros, ids, None, vector, vector)
+    several, of_ids = (x, ids[:, None], None, vector, vector), zeros[:, :1]
     ops = torch.ops.detlogp
     return {
         "logp": lambda: ops.logp(x, ids, None, f32, False, False),
@@ -205,6 +226,8 @@ def _raw_calls(x: Tensor) -> dict[str, Callable[[], object]]:
         "logp_tangent's tangent": lambda: ops.logp_tangent(*plain_rows, x),
         "probability": lambda: ops.probability(*rows),
         "row_sum": lambda: ops.row_sum(x),
+        "targets": lambda: ops.targets(*several, f32, False, 1.0),
+        "targets_backward": lambda: ops.targets_backward(*several, of_ids, *(None,) * 3, 1.0),
         "exact_max": lambda: ops.exact_max(x, ids, None, 0, V, keys),
         "exact_sum": lambda: ops.exact_sum(x, ids, None, 0, V, keys, sums),
         "exact_extremes": lambda: ops.exact_extremes(x, *(None,) * 5, V, keys),

@@ -71,15 +71,17 @@ def to_ids(token_ids: Tensor) -> Tensor:
 
 
 def check_tensors(logits: Tensor, token_ids: Tensor) -> None:
-    """Types, shapes and devices, in the words of the caller."""
+    """Types, shapes and devices, in the words of the caller; an id a row, or several."""
     check_logits_type(logits)
-    check_placement(logits, token_ids)
+    check_placement(logits, token_ids, several=True)
     if logits.shape[-1] == 0:
         raise ValueError(f"logits must have at least one column (V >= 1), got {shape_text(logits)}")
 
 
-def check_placement(logits: Tensor, token_ids: Tensor, name: str = "logits") -> None:
-    """Devices, and that the leading shapes agree; there may be no columns."""
+def check_placement(
+    logits: Tensor, token_ids: Tensor, name: str = "logits", *, several: bool = False
+) -> None:
+    """Devices, and that the leading shapes agree; there may be no columns, or `several` ids."""
     of = f"{name}'" if name.endswith("s") else f"{name}'s"
     if logits.dim() == 0:
         raise ValueError(f"{name} must have shape [..., V], got a 0-d tensor")
@@ -89,9 +91,12 @@ def check_placement(logits: Tensor, token_ids: Tensor, name: str = "logits") -> 
         raise ValueError(
             f"token_ids must be on {of} device, {logits.device}, got {token_ids.device}"
         )
-    if token_ids.shape != logits.shape[:-1]:
+    leading = logits.shape[:-1]
+    is_several = several and token_ids.dim() == logits.dim()
+    if (token_ids.shape[:-1] if is_several else token_ids.shape) != leading:
+        or_more = "or one more dimension, " if several else ""
         raise ValueError(
-            f"token_ids must have {of} leading shape, {tuple(logits.shape[:-1])}, "
+            f"token_ids must have {of} leading shape, {tuple(leading)}, {or_more}"
             f"got {shape_text(token_ids)}"
         )
 
@@ -128,15 +133,19 @@ def check_row_indices(row_indices: Tensor) -> None:
         raise TypeError(f"row_indices must be a Tensor of an integer dtype, got {got}")
 
 
-def check_ids_in_range(token_ids: Tensor, mask: Tensor | None, vocab: int) -> None:
-    """Raises for a bad id in a selected row. Synchronises the device."""
+def check_ids_in_range(
+    token_ids: Tensor, mask: Tensor | None, vocab: int, *, several: bool = False
+) -> None:
+    """Raises for a bad id in a selected row, of `several` or of one. Synchronises the device."""
     bad = (token_ids < 0) | (token_ids >= vocab)
     if mask is not None:
-        bad &= mask
+        bad &= mask.unsqueeze(-1) if several else mask
     if bool(bad.any()):
-        row = int(bad.reshape(-1).nonzero()[0])
-        value = int(token_ids.reshape(-1)[row])
-        raise ValueError(f"token_ids must be in [0, {vocab}), got {value} in row {row}")
+        number = int(bad.reshape(-1).nonzero()[0])
+        value = int(token_ids.reshape(-1)[number])
+        row, place = divmod(number, token_ids.shape[-1]) if several else (number, 0)
+        where = f"row {row}, place {place}" if several else f"row {row}"
+        raise ValueError(f"token_ids must be in [0, {vocab}), got {value} in {where}")
 
 
 def unwrap(tensor: Tensor) -> Tensor:

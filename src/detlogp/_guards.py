@@ -95,5 +95,10 @@ def _guard(name: str, operator: torch._ops.OpOverload[..., Any]) -> Callable[...
     return kernel
 
 
+def guard(name: str, operator: torch._ops.OpOverload[..., Any]) -> None:
+    """From now on the raw operator raises where a derivative of it would be needed."""
+    _autograd.impl(name, _guard(name, operator))
+
+
 for _name, _operator in _OPERATORS.items():
-    _autograd.impl(_name, _guard(_name, _operator))
+    guard(_name, _operator)

@@ -33,11 +33,9 @@ def check_out(
         raise ValueError(
             f"dtype must agree with out, {dtype_name(out.dtype)}, got {dtype_name(dtype)}"
         )
-    if out.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"out must have logits' leading shape, {tuple(logits.shape[:-1])}, "
-            f"got {shape_text(out)}"
-        )
+    if out.shape != token_ids.shape:
+        whose = "token_ids' shape" if token_ids.dim() == logits.dim() else "logits' leading shape"
+        raise ValueError(f"out must have {whose}, {tuple(token_ids.shape)}, got {shape_text(out)}")
     if out.device != logits.device:
         raise ValueError(f"out must be on logits' device, {logits.device}, got {out.device}")
     if overlaps_itself(out):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from detlogp import _checks
+from detlogp import _checks, _several
 from detlogp._first_order import FirstOrder, InPlace, check_inplace_backward, tempered
 from detlogp._guards import call, is_transformed
 from detlogp._native import (
@@ -29,7 +29,7 @@ class LogpResult(NamedTuple):
     """What `logp` returns when more than the log-probability was asked for."""
 
     logp: Tensor
-    """[...], log-probability of the token, in nats."""
+    """[...] or [..., K], as token_ids: log-probability of each, in nats."""
     lse: Tensor
     """[...], logarithm of the sum of the exponentials of the row's logits, in nats."""
 
@@ -38,7 +38,7 @@ class LogpEntropyResult(NamedTuple):
     """What `logp` returns with `return_entropy`."""
 
     logp: Tensor
-    """[...], log-probability of the token, in nats."""
+    """[...] or [..., K], as token_ids: log-probability of each, in nats."""
     entropy: Tensor
     """[...], entropy of the row's softmax, in nats."""
 
@@ -47,7 +47,7 @@ class LogpLseEntropyResult(NamedTuple):
     """What `logp` returns with `return_lse` and `return_entropy`."""
 
     logp: Tensor
-    """[...], log-probability of the token, in nats."""
+    """[...] or [..., K], as token_ids: log-probability of each, in nats."""
     lse: Tensor
     """[...], logarithm of the sum of the exponentials of the row's logits, in nats."""
     entropy: Tensor
@@ -149,7 +149,7 @@ def logp(
     on_invalid: str = "zero",
     inplace_backward: bool = False,
 ) -> Result:
-    """Log-probability that each row's softmax gives to its token.
+    """Log-probability that each row's softmax gives to its token, or to several.
 
         logp[r] = (x[r, t] - m) - log(s),  m = max_v x[r, v],  s = sum_v exp(x[r, v] - m)
 
@@ -161,14 +161,18 @@ def logp(
         logits: [..., V], float16, bfloat16, float32 or float64, on the CPU or a CUDA device; any
             strides and alignment, up to 12 leading dimensions that cannot be merged. Never written.
         token_ids: [...], any integer dtype, on logits' device. An id outside [0, V), such as -100,
-            gives logp 0, lse -inf, and a gradient of exactly 0 in its row (see `on_invalid`).
+            gives logp 0, lse -inf, and a gradient of exactly 0 in its row (see `on_invalid`). Or
+            [..., K], several ids of each row, from one read of it: logp is then [..., K], each with
+            the bits of the call with that id, and a bad id gives its own logp 0 and no gradient,
+            while lse and entropy stay. K may be 0, and ids may repeat.
         rows: which rows to score: flat row numbers (integer; those out of range are ignored), or a
             boolean mask of shape [...]. The result keeps the full shape; a row that is not
             selected is not read, and has logp 0, lse -inf and gradient 0. Default: all rows.
-        out: [...], a buffer of any supported dtype that receives logp; its storage is kept, and
-            its unselected rows keep their values. It sets the rounding of the result alone. In
-            training it joins the graph; under a transform it must be made inside, or mapped by
-            vmap. Refused: one that requires grad, overlaps itself or shares memory with an input.
+        out: a buffer like token_ids, of any supported dtype, that receives logp; its storage is
+            kept, and its unselected rows keep their values. It sets the rounding of the result
+            alone. In training it joins the graph; under a transform it must be made inside, or
+            mapped by vmap. Refused: one that requires grad, overlaps itself or shares memory with
+            an input.
         dtype: float64 asks for arithmetic and a result in double precision; float32, float16 and
             bfloat16 for float32 arithmetic and one rounding (float64 logits are then rounded to
             float32 first). Default: double arithmetic for float64 logits, float32 otherwise, and a
@@ -189,10 +193,12 @@ def logp(
         inplace_backward: the gradient overwrites the logits' storage, which saves its memory.
             Whoever needs the logits after that, autograd included, gets an error, not a wrong
             gradient; only first-order training is possible. The logits must be the result of an
-            operation, with adjacent columns. Without a gradient it changes nothing.
+            operation, with adjacent columns, and have one id a row. Without a gradient it changes
+            nothing.
 
     Returns:
-        logp [...], in nats, or a NamedTuple of logp, lse and entropy, those that were asked for.
+        logp, like token_ids, in nats; or a NamedTuple of logp, lse [...] and entropy [...], those
+        that were asked for.
         All are differentiable to every order, in reverse and forward mode and under every
         torch.func transform; gradients have logits' dtype. First-order training runs one fused
         kernel and keeps no [N, V] tensor.
@@ -202,7 +208,7 @@ def logp(
         ValueError: a shape, device, buffer or choice that does not fit; with on_invalid="raise", a
             bad id.
         NotImplementedError: inside torch.compile, a torch.func transform, `out` or
-            `inplace_backward`; this one also under a transform.
+            `inplace_backward`; this one also under a transform, and with several ids a row.
 
     Source: the locked contract is the order of RL-Kernel's public deterministic logp kernel.
     """
@@ -292,10 +298,13 @@ def score(
                 "inplace_backward: not under a transform, in forward mode or in a compiled function"
             )
         _checks.check_tensors(logits, token_ids)
+        if ids.dim() == logits.dim():
+            raise NotImplementedError("inplace_backward: not with several token ids a row")
         check_inplace_backward(logits)
     if on_invalid == "raise":
         _checks.check_tensors(logits, token_ids)
-        _checks.check_ids_in_range(ids, mask, logits.shape[-1])
+        several = ids.dim() == logits.dim()
+        _checks.check_ids_in_range(ids, mask, logits.shape[-1], several=several)
     if out is not None:
         _checks.check_tensors(logits, token_ids)
         check_out(out, dtype, logits, token_ids, rows)
@@ -304,6 +313,9 @@ def score(
     if return_entropy or temperature != 1.0:
         is_double = arithmetic == FLOAT64
         more = (_checks.checked_temperature(temperature, in_double=is_double),)
+    if ids.dim() == logits.dim():
+        found = _several.score(logits, ids, mask, out, options, more, transformed=transformed)
+        return _result(*found, return_lse, return_entropy)
     entropy = None
     try:
         if differentiable or (more and out is not None):
@@ -332,6 +344,14 @@ def score(
         # The operators check everything before they write; this finds the argument to name.
         _checks.check_tensors(logits, token_ids)
         raise
+    if return_lse or return_entropy:
+        return _result(value, lse, entropy, return_lse, return_entropy)
+    return value
+
+
+def _result(
+    value: Tensor, lse: Tensor, entropy: Tensor | None, return_lse: bool, return_entropy: bool
+) -> Result:
     if return_entropy:
         assert entropy is not None
         if return_lse:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 Parts = tuple[Tensor, ...]
-"""logits [N, V], then whatever else there is one of a row: [N]."""
+"""logits [N, V], then whatever else there is of a row: [N], or [N, ...]."""
 Index = Tensor | slice
 _ALL = slice(None)
 _MOST_CALLS = 64
@@ -153,7 +153,7 @@ def _moved(parts: Parts, logits: Tensor) -> Call:
 def _beside(parts: Parts, neighbour: Tensor) -> Call:
     """The rows at even places, the neighbour's at odd ones."""
     logits = torch.stack([parts[0], neighbour], 1).flatten(0, 1)
-    rest = (part.repeat_interleave(2) for part in parts[1:])
+    rest = (part.repeat_interleave(2, 0) for part in parts[1:])
     return Call((logits, *rest), slice(0, None, 2), _ALL)
 
 
