@@ -60,7 +60,7 @@ def selective_log_softmax(
 
     Args:
         logits: [..., V], float16, bfloat16, float32 or float64.
-        index: [...] or [..., K], ids; K ids of a row read the row K times.
+        index: [...] or [..., K], ids.
         temperature: the logits are divided by it, in float32 at least.
         row_mask: of index's shape; where it is 0 the result and its gradient are 0.
 
@@ -73,14 +73,12 @@ def selective_log_softmax(
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     rows = None if row_mask is None else row_mask != 0
-    if index.dim() == logits.dim() - 1:
+    if rows is None or index.dim() == logits.dim() - 1:
         return detlogp.logp(logits, index, rows=rows, temperature=temperature, on_invalid="nan")
-    masks = [None] * index.shape[-1] if rows is None else rows.unbind(-1)
-    values = [
-        detlogp.logp(logits, ids, rows=mask, temperature=temperature, on_invalid="nan")
-        for ids, mask in zip(index.unbind(-1), masks, strict=True)
-    ]
-    return torch.stack(values, -1)
+    # The mask is of the ids here: a row counts where one of its ids does.
+    some = rows.any(-1)
+    values = detlogp.logp(logits, index, rows=some, temperature=temperature, on_invalid="nan")
+    return values.masked_fill(~rows, 0.0)
 
 
 def selective_log_softmax_and_entropy(
