@@ -34,7 +34,11 @@ DETLOGP_FN Acc distance_below_max(Acc row_max, Acc x) {
   const Acc farthest = sizeof(Acc) == 4 ? Acc(128) : Acc(1024);
   // Negated, because the exponential needs x - m.
   const Acc distance = -(x - row_max);
+#if defined(__CUDA_ARCH__)
+  return min(distance, farthest);  // of a NaN, the other: its exponential is NaN
+#else
   return distance > farthest ? farthest : distance;
+#endif
 }
 
 // Each lane takes its terms in fours, in their order: the first product rounded, then fused steps; the fours

@@ -127,6 +127,7 @@ struct Divisor<float> {
 
   __device__ __forceinline__ explicit Divisor(double number)
       : value(static_cast<float>(number)), reciprocal(1.0 / static_cast<double>(value)) {
+    asm volatile("" : "+d"(reciprocal));  // or compilers short of registers compute it at every use
   }
   __device__ __forceinline__ bool is_one() const {
     return value == 1.0f;
