@@ -21,7 +21,8 @@ def test_command(tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]
         rows = list(csv.DictReader(file))
     timed = [row for row in rows if row["method"] != "host"]
     assert {row["benchmark"] for row in timed} == {*FIRST_ORDER, *SECOND_ORDER}
-    variants = {"detlogp", "detlogp in place", "torch-log-softmax"}
+    both = {"detlogp", "torch-log-softmax"}
+    variants = both | {"detlogp in place"} | {f"{name} + entropy" for name in both}
     assert {row["variant"] for row in timed} == variants
     methods = {"graph", "eager"} if device == "cuda" else {"clock"}
     assert {row["method"] for row in timed} == methods

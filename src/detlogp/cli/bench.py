@@ -26,6 +26,7 @@ On CUDA: "graph" is the replay of a captured CUDA graph, "eager" the same call
 with what the host adds; both by events. On the CPU, the clock. GB/s counts the
 fewest bytes that the work must move; the share compares it with a plain copy in
 the same run. Extra is the most memory that one call allocates at a time.
+"+ entropy": the entropy of each row besides, in one call.
 With --scaling: detlogp alone, against N and against V.
 """
 _HALF, _FLOAT = torch.bfloat16, torch.float32
