@@ -228,6 +228,30 @@ def test_derivatives_have_no_order(
         assert_same_bits(pair[name], value[5:7])
 
 
+@pytest.mark.filterwarnings("ignore:.*get_attr Node:UserWarning")
+@pytest.mark.parametrize("name", ["logp", "lse", "entropy", "several", "gradient"])
+def test_linearize(name: str, device: str, generator: torch.Generator) -> None:
+    """Its tracer folds constants, and must not take a sum for one: the bits of jvp."""
+    x, u = torch.randn(2, 5, 70, generator=generator).to(device)
+    ids = torch.randint(70, (5, 2), generator=generator).to(device)
+
+    def f(logits: Tensor) -> Tensor:
+        if name == "several":
+            return detlogp.logp(logits, ids, contract="exact")
+        options = {"return_lse": True, "return_entropy": True, "contract": "exact"}
+        found = detlogp.logp(logits, ids[:, 0], **options)  # type: ignore[call-overload]
+        value: Tensor = getattr(found, "logp" if name == "gradient" else name)
+        return value
+
+    def square(logits: Tensor) -> Tensor:
+        return f(logits).square().sum()
+
+    function = torch.func.grad(square) if name == "gradient" else f
+    expected = torch.func.jvp(function, (x,), (u,))[1]
+    assert expected.abs().max() > 0.01
+    assert_same_bits(torch.func.linearize(function, x)[1](u), expected)
+
+
 def test_tangent_needs_no_matrix(generator: torch.Generator) -> None:
     """The mean is p u summed as it is computed: as the sum of a matrix p u."""
     for dtype in TYPES:

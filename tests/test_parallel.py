@@ -229,6 +229,18 @@ def check_transforms(group: dist.ProcessGroup) -> None:
     assert_same_bits(shared, torch.func.vmap(score_whole, in_dims=(None, 0))(x[0], ids))
 
 
+def check_linearize(group: dist.ProcessGroup) -> None:
+    problem = Problem(group, "even", 57, torch.float32, "cpu")
+    with pytest.raises(NotImplementedError, match=r"torch\.func\.linearize"):
+        torch.func.linearize(problem.score, problem.part(problem.logits))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_linearize_is_refused(world: int, gloo: Ranks) -> None:
+    """Its tracer would fold what the processes add up."""
+    gloo.run(world, check_linearize)
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_transforms(world: int, gloo: Ranks) -> None:
     gloo.run(world, check_transforms)
@@ -418,6 +430,22 @@ def check_dtensor(group: dist.ProcessGroup) -> None:
         wrong = distribute_tensor(problem.logits, mesh, [placement])
         error = refused(partial(detlogp.parallel.logp, wrong, problem.ids))
         assert "must be sharded on the last dimension by one mesh dimension" in error
+
+
+def check_mesh_in_another_order(group: dist.ProcessGroup) -> str:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = DeviceMesh("cpu", [1, 0, 2, 3, 4, 5, 6, 7])
+    logits = DTensor.from_local(torch.zeros(3, 4), mesh, [Shard(1)])
+    ids = torch.zeros(3, dtype=torch.int64)
+    return refused(lambda: detlogp.parallel.logp(logits, ids))
+
+
+def test_a_mesh_in_another_order_is_refused(gloo: Ranks) -> None:
+    """PyTorch sorts the ranks of a group; the shards then follow each other in another order."""
+    for error in gloo.run(8, check_mesh_in_another_order):
+        assert "must have a mesh whose processes are in the order of their ranks" in error
 
 
 @pytest.mark.parametrize("world", WORLDS)

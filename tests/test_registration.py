@@ -83,6 +83,7 @@ def test_opcheck_of_the_steps(device: str) -> None:
     for terms in ((logits, *(None,) * 5), (logits, *rows)):
         torch.library.opcheck(ops.exact_extremes.default, (*terms, 80, keys))
         torch.library.opcheck(ops.exact_row_sum.default, (*terms, 80, keys, sums))
+        torch.library.opcheck(ops.exact_row_total.default, (*terms, 80))
     arguments = (*rows, row_max, None, logits, row_max, 20, 80)
     torch.library.opcheck(ops.logp_second_order.default, arguments)
 

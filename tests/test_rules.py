@@ -230,6 +230,7 @@ def _raw_calls(x: Tensor) -> dict[str, Callable[[], object]]:
         "targets_backward": lambda: ops.targets_backward(*several, of_ids, *(None,) * 3, 1.0),
         "exact_max": lambda: ops.exact_max(x, ids, None, 0, V, keys),
         "exact_sum": lambda: ops.exact_sum(x, ids, None, 0, V, keys, sums),
+        "exact_row_total": lambda: ops.exact_row_total(x, *(None,) * 5, V),
         "exact_extremes": lambda: ops.exact_extremes(x, *(None,) * 5, V, keys),
         "exact_row_sum": lambda: ops.exact_row_sum(x, *(None,) * 5, V, keys, sums),
     }

@@ -24,7 +24,8 @@ class Claim:
     error: str | None = None
 
 
-# By group and vocabulary size, once all have agreed: this process's width, and its columns.
+# By group and vocabulary size, once all have agreed: this process's width, and its columns, which
+# do not name the group, so that it can be freed.
 _agreed: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, tuple[int, Columns]]]
 _agreed = weakref.WeakKeyDictionary()
 
@@ -39,10 +40,11 @@ def agree(
     """
     known = _agreed.setdefault(group, {})
     is_settled = claim.vocab_size in known if claim.vocab_size else bool(known)
+    shared = group if group.size() > 1 else None
     if validate or not is_settled:
-        columns = _columns(_exchange(group, claim, device), group)
+        columns = _columns(_exchange(group, claim, device), dist.get_rank(group))
         known[claim.vocab_size] = (claim.width, columns)
-        return columns
+        return replace(columns, group=shared)
     if claim.error is not None:
         raise ValueError(claim.error)
     width, columns = known[claim.vocab_size]
@@ -51,7 +53,7 @@ def agree(
             f"logits_shard must have {width} columns, as at the first call of this group with "
             f"vocab_size={claim.vocab_size}, got {claim.width}; validate=True agrees anew"
         )
-    return columns
+    return replace(columns, group=shared)
 
 
 def check_same_vectors(group: dist.ProcessGroup, vectors: dict[str, Tensor]) -> None:
@@ -77,17 +79,19 @@ def _exchange(group: dist.ProcessGroup, claim: Claim, device: torch.device | Non
     return claims
 
 
-def _columns(claims: list[Claim], group: dist.ProcessGroup) -> Columns:
+def _columns(claims: list[Claim], rank: int) -> Columns:
     """The same error on every process, or its columns: shards follow each other in rank order."""
-    for rank, claim in enumerate(claims):
+    for other, claim in enumerate(claims):
         if claim.error is not None:
-            raise ValueError(f"process {rank} of the group was given a bad argument: {claim.error}")
+            raise ValueError(
+                f"process {other} of the group was given a bad argument: {claim.error}"
+            )
     first = claims[0]
-    for rank, claim in enumerate(claims):
+    for other, claim in enumerate(claims):
         if replace(claim, width=0) != replace(first, width=0):
             raise ValueError(
                 "every process of the group must be given the same vocab_size, leading shape, "
-                f"dtype and options, got {_text(first)} in process 0, {_text(claim)} in {rank}"
+                f"dtype and options, got {_text(first)} in process 0, {_text(claim)} in {other}"
             )
     widths = [claim.width for claim in claims]
     vocab = first.vocab_size
@@ -96,11 +100,9 @@ def _columns(claims: list[Claim], group: dist.ProcessGroup) -> Columns:
             f"logits_shard must be this process's share of {vocab} columns, and all shares add up "
             f"to vocab_size or its padding, got widths {widths}; were the logits gathered already?"
         )
-    rank = dist.get_rank(group)
     begin = min(sum(widths[:rank]), vocab)  # a shard may be padding alone
     count = min(widths[rank], vocab - begin)
-    shared = group if group.size() > 1 else None
-    return Columns(count, vocab, begin, is_exact=True, group=shared)
+    return Columns(count, vocab, begin, is_exact=True)
 
 
 def _add_up(widths: list[int], vocab: int) -> bool:

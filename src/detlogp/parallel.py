@@ -104,21 +104,30 @@ def logp(
         ValueError, TypeError: as `detlogp.logp`. Where the processes compare, all of them raise:
             for widths that do not add up to vocab_size (gathered logits in place of a shard), and
             where processes disagree. Later a bad argument raises on its own process alone.
-        NotImplementedError: inside torch.compile.
+        NotImplementedError: inside torch.compile, or under torch.func.linearize.
 
     Source: the exact contract (docs/exact.md): its sums are integers, so that they have no order.
     """
-    if torch.compiler.is_compiling():
-        raise NotImplementedError("detlogp.parallel.logp is not supported in a compiled function")
+    if torch.compiler.is_compiling() or _is_traced():
+        raise NotImplementedError(
+            "detlogp.parallel.logp: not in a compiled or traced function, nor under "
+            "torch.func.linearize, which traces"
+        )
     options = (dtype, return_lse, on_invalid, rows is not None)
+    place = None
     if _is_dtensor(logits_shard):
-        logits_shard, vocab_size, group = _of_dtensor(logits_shard)
+        logits_shard, vocab_size, group, place = _of_dtensor(logits_shard)
     group = _checked_group(group)
     # A refusal is raised after the processes have compared, so that all of them hear of it.
     refusal: Exception | None = None
     vectors: dict[str, Tensor] = {}
     claim = Claim(vocab_size=vocab_size if isinstance(vocab_size, int) else 0)
     try:
+        if place not in (None, dist.get_rank(group)):
+            raise ValueError(
+                "logits_shard, a DTensor, must have a mesh whose processes are in the order of "
+                f"their ranks, got place {place} for rank {dist.get_rank(group)} of the group"
+            )
         vocab_size = _checked_vocab_size(vocab_size)
         number = exact_number(logits_shard, dtype)
         vectors = _vectors(logits_shard, token_ids, rows, vocab_size, on_invalid)
@@ -171,6 +180,11 @@ def _checked_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return chosen
 
 
+def _is_traced() -> bool:
+    """Whether make_fx records the operators: it would take what they write into for constants."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
 # ---- DTensor -------------------------------------------------------------------------------------
 
 
@@ -180,8 +194,9 @@ def _is_dtensor(logits: object) -> bool:
     return module is not None and isinstance(logits, module.DTensor)
 
 
-def _of_dtensor(logits: Any) -> tuple[Tensor, int, dist.ProcessGroup]:
-    """The local tensor, the columns of whole rows, and the group that shares them."""
+def _of_dtensor(logits: Any) -> tuple[Tensor, int, dist.ProcessGroup, int]:
+    """The local tensor, the columns of whole rows, the group that shares them, and which of the
+    shards this is."""
     last = logits.dim() - 1
     dims = [d for d, placement in enumerate(logits.placements) if placement.is_shard(last)]
     partial = any(placement.is_partial() for placement in logits.placements)
@@ -190,4 +205,8 @@ def _of_dtensor(logits: Any) -> tuple[Tensor, int, dist.ProcessGroup]:
             "logits_shard, a DTensor, must be sharded on the last dimension by one mesh "
             f"dimension, got placements {logits.placements}"
         )
-    return logits.to_local(), logits.shape[last], logits.device_mesh.get_group(dims[0])
+    mesh = logits.device_mesh
+    coordinate = mesh.get_coordinate()
+    # A process outside the mesh is outside its group, which is refused.
+    place = -1 if coordinate is None else coordinate[dims[0]]
+    return logits.to_local(), logits.shape[last], mesh.get_group(dims[0]), place

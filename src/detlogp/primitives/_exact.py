@@ -16,6 +16,7 @@ from detlogp._native import (
     exact_sum_op,
     exact_total_op,
 )
+from detlogp._row_total import empty_sums, exact_row_total_op
 from detlogp.primitives.columns import Columns
 from detlogp.primitives.rows import Rows, scored
 
@@ -49,15 +50,18 @@ def score(
 
 def row_sum(operand: Tensor, columns: Columns, rows: Rows | None = None) -> Tensor:
     """[...], the sum of each row of the operand, float32; with rows, of p times the operand."""
-    keys = torch.zeros(2, *operand.shape[:-1], dtype=torch.int32, device=operand.device)
-    sums = torch.zeros(operand.shape[:-1], dtype=torch.int64, device=operand.device)
     tensors = (None,) * 5 if rows is None else rows.contiguous().tensors
     terms = (operand, *tensors, columns.vocab_size)
+    total: Tensor
+    if columns.group is None:
+        total = call(exact_row_total_op, *terms)
+        return total
+    keys, sums = empty_sums(operand)
     call(exact_extremes_op, *terms, keys)
     columns.largest(keys)
     call(exact_row_sum_op, *terms, keys, sums)
     columns.total(sums)
-    total: Tensor = call(exact_total_op, keys, sums, columns.vocab_size)
+    total = call(exact_total_op, keys, sums, columns.vocab_size)
     return total
 
 
