@@ -19,7 +19,7 @@ $(VENV)/.packages: requirements.txt requirements-no-deps.txt
 	touch $@
 
 $(VENV)/.library: $(VENV)/.packages $(SOURCES)
-	@echo "building the library (one to five minutes with CUDA)"
+	@echo "building the library (one to six minutes with CUDA)"
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --disable-pip-version-check -q --no-deps --no-build-isolation .
 	touch $@
 
