@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
 import detlogp
+from detlogp.functional import LogpLseEntropyResult
 from detlogp.testing import assert_same_bits
+
+both_contracts = pytest.mark.parametrize("contract", ["locked", "exact"])
 
 
 class Problem(NamedTuple):
@@ -44,6 +48,17 @@ def solve(problem: Problem, rows: Tensor | None = None, contract: str = "locked"
     )
     assert_same_bits(leaf.detach(), before)
     return Answer(result.logp.detach(), result.lse.detach(), gradient)
+
+
+def all_of(x: Tensor, ids: Tensor, **options: Any) -> LogpLseEntropyResult:
+    found = detlogp.logp(x, ids, return_lse=True, return_entropy=True, **options)
+    assert isinstance(found, LogpLseEntropyResult)
+    return found
+
+
+def skip_double(contract: str, dtype: torch.dtype) -> None:
+    if contract == "exact" and dtype == torch.float64:
+        pytest.skip("the exact contract has no double arithmetic")
 
 
 def assert_finite_differences(function: Callable[..., Any], operands: Any, fast: bool) -> None:

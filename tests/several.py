@@ -1,16 +1,12 @@
 """Problems with several token ids a row, and what they should give, for tests that share them."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 from calls import random_problem
 from torch import Tensor
 
-import detlogp
-from detlogp.functional import LogpLseEntropyResult
-
-both_contracts = pytest.mark.parametrize("contract", ["locked", "exact"])
 temperatures = pytest.mark.parametrize("temperature", [1.0, 0.7])
 
 
@@ -43,17 +39,6 @@ def make_problem(
     ids[3] = -1
     of_values = torch.randn(rows, count, generator=generator).to(device, a.dtype)
     return Problem(x, ids, of_values, a, b)
-
-
-def all_of(x: Tensor, ids: Tensor, **options: Any) -> LogpLseEntropyResult:
-    found = detlogp.logp(x, ids, return_lse=True, return_entropy=True, **options)
-    assert isinstance(found, LogpLseEntropyResult)
-    return found
-
-
-def skip_double(contract: str, dtype: torch.dtype) -> None:
-    if contract == "exact" and dtype == torch.float64:
-        pytest.skip("the exact contract has no double arithmetic")
 
 
 def composed(x: Tensor, ids: Tensor, mask: Tensor | None, temperature: float) -> list[Tensor]:

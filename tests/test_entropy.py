@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from calls import assert_finite_differences, nested_derivatives, random_problem
+from calls import (
+    all_of,
+    assert_finite_differences,
+    both_contracts,
+    nested_derivatives,
+    random_problem,
+    skip_double,
+)
 from torch import Tensor
 
 import detlogp
@@ -23,14 +30,6 @@ from detlogp.testing import (
 INF, NAN = torch.inf, torch.nan
 HALVES = [torch.float16, torch.bfloat16]
 VOCABS = [1, 2, 31, 129, 4097, 10241, 50257]
-CONTRACTS = ["locked", "exact"]
-both_contracts = pytest.mark.parametrize("contract", CONTRACTS)
-
-
-def all_of(x: Tensor, ids: Tensor, **options: Any) -> LogpLseEntropyResult:
-    found = detlogp.logp(x, ids, return_lse=True, return_entropy=True, **options)
-    assert isinstance(found, LogpLseEntropyResult)
-    return found
 
 
 def exact_entropy(x: Tensor) -> Tensor:
@@ -41,11 +40,6 @@ def exact_entropy(x: Tensor) -> Tensor:
     weighted = e * np.where(np.isinf(distance), 0, distance)
     entropy = np.log(e.sum(-1)) + weighted.sum(-1) / e.sum(-1)
     return torch.from_numpy(entropy.astype(np.float64)).to(x.device)
-
-
-def skip_double(contract: str, dtype: torch.dtype) -> None:
-    if contract == "exact" and dtype == torch.float64:
-        pytest.skip("the exact contract has no double arithmetic")
 
 
 # ---- values --------------------------------------------------------------------------------------

@@ -5,8 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from calls import assert_finite_differences, nested_derivatives
-from several import all_of, both_contracts, composed, make_problem, skip_double, temperatures
+from calls import (
+    all_of,
+    assert_finite_differences,
+    both_contracts,
+    nested_derivatives,
+    skip_double,
+)
+from several import composed, make_problem, temperatures
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap

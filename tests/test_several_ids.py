@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from several import all_of, both_contracts, composed, make_problem, skip_double, temperatures
+from calls import (
+    all_of,
+    both_contracts,
+    skip_double,
+)
+from several import composed, make_problem, temperatures
 from torch import Tensor
 
 import detlogp

@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -13,19 +13,25 @@ from detlogp._agreement import Claim, agree, check_same_vectors
 from detlogp.functional import LogpResult, exact_number
 from detlogp.primitives.score import ScorePart
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class _Options(TypedDict, total=False):
+        vocab_size: int | None
+        group: dist.ProcessGroup | None
+        rows: Tensor | None
+        dtype: torch.dtype | None
+        on_invalid: str
+        validate: bool
+
 
 @overload
 def logp(
     logits_shard: Tensor,
     token_ids: Tensor,
     *,
-    vocab_size: int | None = None,
-    group: dist.ProcessGroup | None = None,
-    rows: Tensor | None = None,
-    dtype: torch.dtype | None = None,
     return_lse: Literal[False] = False,
-    on_invalid: str = "zero",
-    validate: bool = False,
+    **options: "Unpack[_Options]",
 ) -> Tensor: ...
 
 
@@ -34,13 +40,8 @@ def logp(
     logits_shard: Tensor,
     token_ids: Tensor,
     *,
-    vocab_size: int | None = None,
-    group: dist.ProcessGroup | None = None,
-    rows: Tensor | None = None,
-    dtype: torch.dtype | None = None,
     return_lse: Literal[True],
-    on_invalid: str = "zero",
-    validate: bool = False,
+    **options: "Unpack[_Options]",
 ) -> LogpResult: ...
 
 
@@ -49,13 +50,8 @@ def logp(
     logits_shard: Tensor,
     token_ids: Tensor,
     *,
-    vocab_size: int | None = None,
-    group: dist.ProcessGroup | None = None,
-    rows: Tensor | None = None,
-    dtype: torch.dtype | None = None,
     return_lse: bool,
-    on_invalid: str = "zero",
-    validate: bool = False,
+    **options: "Unpack[_Options]",
 ) -> Tensor | LogpResult: ...
 
 
