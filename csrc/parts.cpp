@@ -16,9 +16,7 @@ int32_t* keys_data(const Tensor& keys, const Tensor& like, int64_t leading_dims)
       keys.scalar_type() == ScalarType::Int && keys.is_contiguous(),
       "detlogp: keys must be contiguous, and Int, got ",
       torch::headeronly::toString(keys.scalar_type()));
-  STD_TORCH_CHECK(
-      keys.is_cpu() == like.is_cpu() && keys.get_device_index() == like.get_device_index(),
-      "detlogp: keys must be on the rows' device");
+  STD_TORCH_CHECK(same_device(keys, like), "detlogp: keys must be on the rows' device");
   return static_cast<int32_t*>(keys.data_ptr());
 }
 
@@ -32,9 +30,7 @@ uint64_t* sums_data(const Tensor& sums, const Tensor& keys) {
       sums.scalar_type() == ScalarType::Long && sums.is_contiguous(),
       "detlogp: sums must be contiguous, and Long, got ",
       torch::headeronly::toString(sums.scalar_type()));
-  STD_TORCH_CHECK(
-      sums.is_cpu() == keys.is_cpu() && sums.get_device_index() == keys.get_device_index(),
-      "detlogp: sums must be on keys' device");
+  STD_TORCH_CHECK(same_device(sums, keys), "detlogp: sums must be on keys' device");
   return static_cast<uint64_t*>(sums.data_ptr());
 }
 
@@ -113,7 +109,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> exact_finish(
   if (mask.has_value()) {
     STD_TORCH_CHECK(
         mask->scalar_type() == ScalarType::Bool && mask->is_contiguous() &&
-            mask->numel() == rows.count && mask->is_cpu() == token_ids.is_cpu(),
+            mask->numel() == rows.count && same_device(*mask, token_ids),
         "detlogp: mask must be contiguous, and Bool, of token_ids' shape and device");
     rows.mask = static_cast<const bool*>(mask->data_ptr());
   }

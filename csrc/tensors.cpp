@@ -104,8 +104,6 @@ RowLayout row_layout(const Tensor& logits) {
   return layout;
 }
 
-namespace {
-
 bool same_device(const Tensor& a, const Tensor& b) {
   int32_t type_of_a;
   int32_t type_of_b;
@@ -113,8 +111,6 @@ bool same_device(const Tensor& a, const Tensor& b) {
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(b.get(), &type_of_b));
   return type_of_a == type_of_b && a.get_device_index() == b.get_device_index();
 }
-
-}  // namespace
 
 void* per_row_data(const Tensor& values, ScalarType type, const Tensor& logits, const char* name) {
   STD_TORCH_CHECK(

@@ -53,6 +53,8 @@ Rows to_rows(
 // The product of logits' leading dimensions.
 int64_t row_count(const Tensor& logits);
 
+bool same_device(const Tensor& a, const Tensor& b);
+
 // The data of a contiguous tensor of logits' leading shape and device, and of the given type.
 void* per_row_data(const Tensor& values, ScalarType type, const Tensor& logits, const char* name);
 

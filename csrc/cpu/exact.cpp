@@ -13,22 +13,19 @@
 namespace detlogp::cpu::DETLOGP_CPU_PATH {
 namespace {
 
+struct RowSums {
+  uint64_t sum;
+  uint64_t of_entropy;
+};
+
+// Where more is asked for: logits divided by a temperature, or the entropy.
 template <class T>
-void score_general_row(const ForwardArgs& args, int64_t row) {
-  const Rows& rows = args.rows;
-  if (!Rows::scored(rows, row)) {
-    store_skipped_row<float>(args, row);
-    return;
-  }
-  RowReader<T> reader;
-  open_row(reader, rows, row);
-  const float temperature = static_cast<float>(args.temperature);
-  // Division by a positive number keeps the order, so the max of the quotients is the max's quotient.
-  const float row_max = find_max(reader, rows.vocab) / temperature;
-  const ExactScale scale = scale_of_sum(row_max, log2_quanta(rows.vocab), true);
+RowSums general_sums(
+    RowReader<T>& reader, int64_t vocab, float row_max, float temperature,
+    const ExactScale& scale) {
   uint64_t lane[kMaxLanes] = {};
   uint64_t of_entropy[kMaxLanes] = {};
-  for_each_block(rows.vocab, [&](int64_t column, int count) {
+  for_each_block(vocab, [&](int64_t column, int count) {
     const T* block = RowReader<T>::block(reader, column, count);
     for (int k = 0; k < count; ++k) {
       const float x = to_float(block[k]) / temperature;
@@ -37,14 +34,12 @@ void score_general_row(const ForwardArgs& args, int64_t row) {
       of_entropy[k] += entropy_quanta(term, row_max, x);
     }
   });
-  uint64_t sum = 0;
-  uint64_t entropy_sum = 0;
+  RowSums sums{};
   for (int k = 0; k < kMaxLanes; ++k) {
-    sum += lane[k];
-    entropy_sum += of_entropy[k];
+    sums.sum += lane[k];
+    sums.of_entropy += of_entropy[k];
   }
-  const T target = reader.row[Rows::target(rows, row) * rows.column_stride];
-  store_exact_row(args, row, to_float(target) / temperature, row_max, scale, sum, entropy_sum);
+  return sums;
 }
 
 template <class T>
@@ -56,11 +51,15 @@ void score_row(const ForwardArgs& args, int64_t row) {
   }
   RowReader<T> reader;
   open_row(reader, rows, row);
-  const float row_max = find_max(reader, rows.vocab);
-  const ExactScale scale = scale_of_sum(row_max, log2_quanta(rows.vocab));
-  const uint64_t sum = sum_quanta(reader, rows.vocab, scale);
-  const T target = reader.row[Rows::target(rows, row) * rows.column_stride];
-  store_exact_row(args, row, to_float(target), row_max, scale, sum);
+  const bool is_general = ForwardArgs::is_general(args);
+  const float temperature = static_cast<float>(args.temperature);  // 1 for plain rows
+  // Division by a positive number keeps the order, so the max of the quotients is the max's quotient.
+  const float row_max = find_max(reader, rows.vocab) / temperature;
+  const ExactScale scale = scale_of_sum(row_max, log2_quanta(rows.vocab), is_general);
+  const RowSums sums = is_general ? general_sums(reader, rows.vocab, row_max, temperature, scale)
+                                  : RowSums{sum_quanta(reader, rows.vocab, scale), 0};
+  const float x = to_float(reader.row[Rows::target(rows, row) * rows.column_stride]) / temperature;
+  store_exact_row(args, row, x, row_max, scale, sums.sum, sums.of_entropy);
 }
 
 struct RowGradient {
@@ -121,11 +120,7 @@ template <>
 void forward<Exact>(const ForwardArgs& args, int64_t first, int64_t last) {
   visit_dtype(args.rows.logits_type, [&](auto zero) {
     for (int64_t row = first; row < last; ++row) {
-      if (ForwardArgs::is_general(args)) {
-        score_general_row<decltype(zero)>(args, row);
-      } else {
-        score_row<decltype(zero)>(args, row);
-      }
+      score_row<decltype(zero)>(args, row);
     }
   });
 }

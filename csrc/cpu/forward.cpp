@@ -72,20 +72,17 @@ struct EntropyLanes {
   }
 };
 
-// A row of which more is asked for: logits divided by a temperature, or the entropy.
+template <class Acc>
+struct RowSums {
+  Acc sum;
+  Acc gap;  // sum_v e (m - x) / sum
+};
+
+// Where more is asked for: logits divided by a temperature, or the entropy.
 template <class T, class Acc>
-void score_general_row(const ForwardArgs& args, int64_t row) {
-  const Rows& rows = args.rows;
-  if (!Rows::scored(rows, row)) {
-    store_skipped_row<Acc>(args, row);
-    return;
-  }
-  RowReader<T> reader;
-  open_row(reader, rows, row);
-  const Acc temperature = static_cast<Acc>(args.temperature);
-  const Acc row_max = max_of_quotients(find_max<T, Acc>(reader, rows.vocab), temperature);
+RowSums<Acc> general_sums(RowReader<T>& reader, int64_t vocab, Acc row_max, Acc temperature) {
   EntropyLanes<Acc> entropy;
-  const Acc sum = sum_in_lanes<Acc>(rows.vocab, [&](Acc* lane, int64_t column, int count) {
+  const Acc sum = sum_in_lanes<Acc>(vocab, [&](Acc* lane, int64_t column, int count) {
     const T* block = RowReader<T>::block(reader, column, count);
     Acc x[kMaxLanes];
     Acc e[kMaxLanes];
@@ -100,10 +97,19 @@ void score_general_row(const ForwardArgs& args, int64_t row) {
         [&](int k) { return distance_below_max(row_max, x[k]); });
   });
   EntropyLanes<Acc>::flush(entropy);
-  const Acc gap = fold_lanes(entropy.total, lane_count(rows.vocab)) / sum;
-  const Acc target =
-      static_cast<Acc>(widen(reader.row[rows.token_ids[row] * rows.column_stride])) / temperature;
-  store_scored_row(args, row, target, row_max, log_sum(sum), gap);
+  return {sum, fold_lanes(entropy.total, lane_count(vocab)) / sum};
+}
+
+template <class T, class Acc>
+RowSums<Acc> plain_sums(RowReader<T>& reader, int64_t vocab, Acc row_max, const NextRow<T>& next) {
+  const Acc sum = sum_in_lanes<Acc>(vocab, [&](Acc* lane, int64_t column, int count) {
+    const T* block = RowReader<T>::block(reader, column, count);
+    NextRow<T>::prefetch(next, column, count);
+    for (int k = 0; k < count; ++k) {
+      lane[k] = add_exp(lane[k], static_cast<Acc>(widen(block[k])) - row_max);
+    }
+  });
+  return {sum, 0};
 }
 
 template <class T, class Acc>
@@ -115,16 +121,15 @@ void score_row(const ForwardArgs& args, int64_t row, const NextRow<T>& next) {
   }
   RowReader<T> reader;
   open_row(reader, rows, row);
-  const Acc row_max = find_max<T, Acc>(reader, rows.vocab);
-  const Acc sum = sum_in_lanes<Acc>(rows.vocab, [&](Acc* lane, int64_t column, int count) {
-    const T* block = RowReader<T>::block(reader, column, count);
-    NextRow<T>::prefetch(next, column, count);
-    for (int k = 0; k < count; ++k) {
-      lane[k] = add_exp(lane[k], static_cast<Acc>(widen(block[k])) - row_max);
-    }
-  });
+  const Acc temperature =
+      static_cast<Acc>(args.temperature);  // 1 for plain rows, and changes no bit
+  const Acc row_max = max_of_quotients(find_max<T, Acc>(reader, rows.vocab), temperature);
+  const RowSums<Acc> sums = ForwardArgs::is_general(args)
+                                ? general_sums<T, Acc>(reader, rows.vocab, row_max, temperature)
+                                : plain_sums<T, Acc>(reader, rows.vocab, row_max, next);
   const T target = reader.row[rows.token_ids[row] * rows.column_stride];
-  store_scored_row(args, row, static_cast<Acc>(widen(target)), row_max, log_sum(sum));
+  const Acc x = static_cast<Acc>(widen(target)) / temperature;
+  store_scored_row(args, row, x, row_max, log_sum(sums.sum), sums.gap);
 }
 
 }  // namespace
@@ -134,11 +139,7 @@ void forward(const ForwardArgs& args, int64_t first, int64_t last) {
   visit_dtype(args.rows.logits_type, [&](auto zero) {
     using T = decltype(zero);
     for (int64_t row = first; row < last; ++row) {
-      if (ForwardArgs::is_general(args)) {
-        score_general_row<T, Acc>(args, row);
-      } else {
-        score_row<T, Acc>(args, row, next_row<T>(args.rows, row, last));
-      }
+      score_row<T, Acc>(args, row, next_row<T>(args.rows, row, last));
     }
   });
 }
