@@ -1,5 +1,6 @@
 #include "logp.h"
 
+#include "core/exact.h"
 #include "run.h"
 
 namespace detlogp {
@@ -131,7 +132,13 @@ BackwardCall to_backward_call(
   return call;
 }
 
-void run_backward(const Tensor& logits, const BackwardCall& call) {
+void run_backward(const Tensor& logits, BackwardCall& call) {
+  std::optional<Tensor> probabilities;
+  if (call.arithmetic == Arithmetic::exact && !logits.is_cpu()) {
+    const auto bytes = static_cast<int64_t>(call.args.rows.count * sizeof(ExactProbability));
+    probabilities = empty_on(logits, &bytes, 1, ScalarType::Byte);
+    call.args.probabilities = probabilities->data_ptr();
+  }
   run(logits, call.args, call.args.rows.count, call.args.rows.vocab, call.arithmetic,
       cpu::kernels().backward, DETLOGP_LAUNCH(backward));
 }

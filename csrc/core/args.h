@@ -95,6 +95,7 @@ struct BackwardArgs {
   // [N, V] of the logits' type, rows of adjacent columns; it may be the logits themselves.
   void* grad_logits;
   RowLayout grad_layout;
+  void* probabilities;  // [N] of ExactProbability to work with: the exact contract on CUDA
 
   DETLOGP_FN bool is_general(const BackwardArgs& args) {
     return args.temperature != 1.0 || args.grad_entropy != nullptr;

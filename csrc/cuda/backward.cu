@@ -13,63 +13,58 @@
 namespace detlogp::cuda {
 namespace {
 
-template <class Acc>
+template <class Real, bool HasLse>
 struct RowGradient {
+  using Acc = Real;
+  static constexpr int kBlocks = sizeof(Acc) == 8 ? 1 : BackwardPolicy::kBlocks;
+
   Acc row_max;
   Acc log_sum;
   Acc grad;
   Acc grad_lse;
-  int64_t target;
-  bool has_lse;
 
-  template <class T>
-  __device__ __forceinline__ static RowGradient load(
-      const BackwardArgs& args, int64_t row, int64_t, int64_t) {
-    const Rows& rows = args.rows;
-    return {per_row<Acc>(args.row_max, row),
-            log_sum_of<Acc>(args, row),
-            per_row<Acc>(args.grad_logp, row),
-            per_row<Acc>(args.grad_lse, row),
-            target_of(rows, row),
-            args.grad_lse != nullptr};
+  __device__ __forceinline__ static RowGradient load(const BackwardArgs& args, int64_t row) {
+    return {
+        per_row<Acc>(args.row_max, row), log_sum_of<Acc>(args, row),
+        per_row<Acc>(args.grad_logp, row), per_row<Acc>(args.grad_lse, row)};
   }
 
-  template <class T>
-  __device__ __forceinline__ T element(T x, bool is_target) const {
-    const Acc p = exp_of((to_acc<Acc>(x) - row_max) - log_sum);
-    return from_acc<T>(gradient(is_target, p, grad, grad_lse, has_lse));
+  __device__ __forceinline__ Acc element(Acc x, bool is_target) const {
+    const Acc p = exp_of((x - row_max) - log_sum);
+    return gradient(is_target, p, grad, grad_lse, HasLse);
   }
 };
 
 // Divides: there is a temperature.
-template <class Acc, bool Divides>
+template <class Real, bool Divides>
 struct GeneralRowGradient {
-  RowGradient<Acc> plain;
+  using Acc = Real;
+  static constexpr int kBlocks = sizeof(Acc) == 8 ? 1 : BackwardPolicy::kGeneralBlocks;
+
+  Acc row_max;
+  Acc log_sum;
+  Acc grad;
+  Acc grad_lse;
+  bool has_lse;
   Acc gap;
   Acc grad_entropy;
   Divisor<Acc> divide;
-  int64_t target;
 
-  template <class T>
-  __device__ __forceinline__ static GeneralRowGradient load(
-      const BackwardArgs& args, int64_t row, int64_t first, int64_t last) {
-    auto plain = RowGradient<Acc>::template load<T>(args, row, first, last);
-    if (Divides) {
-      plain.grad = cotangent<Acc>(args, args.grad_logp, row);
-      plain.grad_lse = cotangent<Acc>(args, args.grad_lse, row);
-    }
-    return {
-        plain, per_row<Acc>(args.gap, row), cotangent<Acc>(args, args.grad_entropy, row),
-        Divisor<Acc>(args.temperature), plain.target};
+  __device__ __forceinline__ static GeneralRowGradient load(const BackwardArgs& args, int64_t row) {
+    const auto of_row = [&](const void* vector) {
+      return Divides ? cotangent<Acc>(args, vector, row) : per_row<Acc>(vector, row);
+    };
+    return {per_row<Acc>(args.row_max, row), log_sum_of<Acc>(args, row),
+            of_row(args.grad_logp),          of_row(args.grad_lse),
+            args.grad_lse != nullptr,        per_row<Acc>(args.gap, row),
+            of_row(args.grad_entropy),       Divisor<Acc>(args.temperature)};
   }
 
-  template <class T>
-  __device__ __forceinline__ T element(T logit, bool is_target) const {
-    const Acc x = Divides ? divide(to_acc<Acc>(logit)) : to_acc<Acc>(logit);
-    const Acc p = exp_of((x - plain.row_max) - plain.log_sum);
-    const Acc of_plain = gradient(is_target, p, plain.grad, plain.grad_lse, plain.has_lse);
-    const Acc distance = distance_below_max(plain.row_max, x);
-    return from_acc<T>(add_entropy_gradient(of_plain, p, distance, gap, grad_entropy));
+  __device__ __forceinline__ Acc element(Acc logit, bool is_target) const {
+    const Acc x = Divides ? divide(logit) : logit;
+    const Acc p = exp_of((x - row_max) - log_sum);
+    const Acc of_plain = gradient(is_target, p, grad, grad_lse, has_lse);
+    return add_entropy_gradient(of_plain, p, distance_below_max(row_max, x), gap, grad_entropy);
   }
 };
 
@@ -79,8 +74,10 @@ void launch_backward_in(const BackwardArgs& args, void* stream) {
     launch_backward_of<GeneralRowGradient<Acc, true>>(args, stream);
   } else if (args.grad_entropy != nullptr) {
     launch_backward_of<GeneralRowGradient<Acc, false>>(args, stream);
+  } else if (args.grad_lse != nullptr) {
+    launch_backward_of<RowGradient<Acc, true>>(args, stream);
   } else {
-    launch_backward_of<RowGradient<Acc>>(args, stream);
+    launch_backward_of<RowGradient<Acc, false>>(args, stream);
   }
 }
 

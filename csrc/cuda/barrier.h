@@ -157,6 +157,12 @@ __device__ __forceinline__ void store_shared_32(uint32_t to, uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void store_shared(uint32_t to, const uint32_t (&word)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word[0]), "r"(word[1]),
+               "r"(word[2]), "r"(word[3])
+               : "memory");
+}
+
 // ---- copies from global to shared memory that no register waits for --------------------------------
 
 template <int To, int From>

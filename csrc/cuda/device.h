@@ -10,6 +10,7 @@
 
 #include "core/args.h"
 #include "core/lanes.h"
+#include "core/row.h"
 
 namespace detlogp::cuda {
 
@@ -118,22 +119,30 @@ struct Divisor {
   }
 };
 
-// By the reciprocal in double, which costs three instructions: the product is off by 2^-52, relatively, and no
-// quotient of two floats that is no float itself lies so near the middle between two (but below 2^-126).
+// By the reciprocal and two corrections: the first leaves a neighbour of the quotient at most, the second
+// then rounds it as division does (Markstein; quotients below 2^-100 may be off in their last bit). A product
+// of -inf is kept finite, or its remainder would be NaN.
 template <>
 struct Divisor<float> {
   float value;
-  double reciprocal;
+  float reciprocal;
 
   __device__ __forceinline__ explicit Divisor(double number)
-      : value(static_cast<float>(number)), reciprocal(1.0 / static_cast<double>(value)) {
-    asm volatile("" : "+d"(reciprocal));  // or compilers short of registers compute it at every use
+      : value(static_cast<float>(number)), reciprocal(1.0f / value) {
+    asm volatile("" : "+f"(reciprocal));  // or compilers short of registers compute it at every use
   }
   __device__ __forceinline__ bool is_one() const {
     return value == 1.0f;
   }
   __device__ __forceinline__ float operator()(float x) const {
-    return static_cast<float>(static_cast<double>(x) * reciprocal);
+    const float quotient = corrected(__fmul_rn(x, reciprocal), x);
+    return corrected(quotient, x);
+  }
+
+ private:
+  __device__ __forceinline__ float corrected(float quotient, float x) const {
+    quotient = fmaxf(quotient, lowest<float>());
+    return __fmaf_rn(__fmaf_rn(-quotient, value, x), reciprocal, quotient);
   }
 };
 

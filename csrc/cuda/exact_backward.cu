@@ -13,89 +13,109 @@
 namespace detlogp::cuda {
 namespace {
 
+__device__ __forceinline__ const ExactProbability& probability_of_row(
+    const BackwardArgs& args, int64_t row) {
+  return static_cast<const ExactProbability*>(args.probabilities)[row];
+}
+
+// What a row's elements share, in double: a thread each, in a kernel before the gradient's.
+template <class T>
+__global__ void __launch_bounds__(ExactPolicy::kThreads)
+    exact_probability_kernel(const __grid_constant__ BackwardArgs args) {
+  const Rows& rows = args.rows;
+  const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (row < rows.count && Rows::scored(rows, row)) {
+    const int64_t target = Rows::target(rows, row);
+    const bool is_here = Rows::has_column(rows, target);
+    const T* logits = row_of<T>(rows, row);
+    const float x = is_here ? to_acc<float>(logits[target * rows.column_stride]) : 0.0f;
+    static_cast<ExactProbability*>(args.probabilities)[row] = exact_probability(
+        per_row<float>(args.row_max, row), log_sum_of<double>(args, row),
+        args.temperature == 1 ? x : x / static_cast<float>(args.temperature));
+  }
+}
+
+void launch_probabilities(const BackwardArgs& args, void* stream) {
+  visit_dtype(args.rows.logits_type, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kThreads = ExactPolicy::kThreads;
+    const auto blocks = static_cast<unsigned>((args.rows.count + kThreads - 1) / kThreads);
+    exact_probability_kernel<T><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(args);
+    check(cudaGetLastError(), "launch of exact_probability_kernel");
+  });
+}
+
+template <bool HasLse>
 struct ExactRowGradient {
+  using Acc = float;
+  static constexpr int kBlocks = BackwardPolicy::kBlocks;
+
   ExactProbability probability;
   float grad;
   float grad_lse;
-  int64_t target;
-  bool has_lse;
 
-  // One thread does the arithmetic in double for its block.
-  template <class T>
-  __device__ __forceinline__ static ExactRowGradient load(
-      const BackwardArgs& args, int64_t row, int64_t first, int64_t last) {
-    __shared__ ExactProbability probability;
-    const Rows& rows = args.rows;
-    const int64_t target = target_of(rows, row);
-    __syncthreads();
-    if (threadIdx.x == 0 && target != kNoTarget) {
-      const T* logits = row_of<T>(rows, row);
-      const bool is_here = target >= first && target < last;
-      const float x = is_here ? to_acc<float>(logits[target * rows.column_stride]) : 0.0f;
-      probability = exact_probability(
-          per_row<float>(args.row_max, row), log_sum_of<double>(args, row),
-          args.temperature == 1 ? x : x / static_cast<float>(args.temperature));
-    }
-    __syncthreads();
+  __device__ __forceinline__ static ExactRowGradient load(const BackwardArgs& args, int64_t row) {
     return {
-        probability, per_row<float>(args.grad_logp, row), per_row<float>(args.grad_lse, row),
-        target, args.grad_lse != nullptr};
+        probability_of_row(args, row), per_row<float>(args.grad_logp, row),
+        per_row<float>(args.grad_lse, row)};
   }
 
-  template <class T>
-  __device__ __forceinline__ T element(T x, bool is_target) const {
-    return from_acc<T>(
-        exact_gradient(probability, to_acc<float>(x), is_target, grad, grad_lse, has_lse));
+  __device__ __forceinline__ float element(float x, bool is_target) const {
+    return exact_gradient(probability, x, is_target, grad, grad_lse, HasLse);
   }
 };
 
 // Divides: there is a temperature.
 template <bool Divides>
 struct GeneralExactRowGradient {
-  ExactRowGradient plain;
+  using Acc = float;
+  static constexpr int kBlocks = BackwardPolicy::kGeneralBlocks;
+
+  ExactProbability probability;
+  float grad;
+  float grad_lse;
+  bool has_lse;
   float row_max;
   float gap;
   float grad_entropy;
   Divisor<float> divide;
-  int64_t target;
 
-  template <class T>
   __device__ __forceinline__ static GeneralExactRowGradient load(
-      const BackwardArgs& args, int64_t row, int64_t first, int64_t last) {
-    auto plain = ExactRowGradient::load<T>(args, row, first, last);
-    if (Divides) {
-      plain.grad = cotangent<float>(args, args.grad_logp, row);
-      plain.grad_lse = cotangent<float>(args, args.grad_lse, row);
-    }
+      const BackwardArgs& args, int64_t row) {
+    const auto of_row = [&](const void* vector) {
+      return Divides ? cotangent<float>(args, vector, row) : per_row<float>(vector, row);
+    };
     return {
-        plain,
+        probability_of_row(args, row),
+        of_row(args.grad_logp),
+        of_row(args.grad_lse),
+        args.grad_lse != nullptr,
         per_row<float>(args.row_max, row),
         per_row<float>(args.gap, row),
-        cotangent<float>(args, args.grad_entropy, row),
-        Divisor<float>(args.temperature),
-        plain.target};
+        of_row(args.grad_entropy),
+        Divisor<float>(args.temperature)};
   }
 
-  template <class T>
-  __device__ __forceinline__ T element(T logit, bool is_target) const {
-    const float x = Divides ? divide(to_acc<float>(logit)) : to_acc<float>(logit);
-    const float of_plain =
-        exact_gradient(plain.probability, x, is_target, plain.grad, plain.grad_lse, plain.has_lse);
-    const float p = is_target ? plain.probability.of_target : probability_of(plain.probability, x);
-    const float distance = distance_below_max(row_max, x);
-    return from_acc<T>(add_entropy_gradient(of_plain, p, distance, gap, grad_entropy));
+  __device__ __forceinline__ float element(float logit, bool is_target) const {
+    const float x = Divides ? divide(logit) : logit;
+    const float of_plain = exact_gradient(probability, x, is_target, grad, grad_lse, has_lse);
+    const float p = is_target ? probability.of_target : probability_of(probability, x);
+    return add_entropy_gradient(of_plain, p, distance_below_max(row_max, x), gap, grad_entropy);
   }
 };
 
 }  // namespace
 
 void launch_exact_backward(const BackwardArgs& args, void* stream) {
+  launch_probabilities(args, stream);
   if (args.temperature != 1) {
     launch_backward_of<GeneralExactRowGradient<true>>(args, stream);
   } else if (args.grad_entropy != nullptr) {
     launch_backward_of<GeneralExactRowGradient<false>>(args, stream);
+  } else if (args.grad_lse != nullptr) {
+    launch_backward_of<ExactRowGradient<true>>(args, stream);
   } else {
-    launch_backward_of<ExactRowGradient>(args, stream);
+    launch_backward_of<ExactRowGradient<false>>(args, stream);
   }
 }
 

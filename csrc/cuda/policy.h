@@ -23,13 +23,13 @@ template <int ElementBytes, bool IsExact, bool IsGeneral>
 struct RingPolicy {
   static constexpr int kSharedBytes = 227 * 1024;  // of a block
   static constexpr int kStageBytes = 8192;         // of logits, at most
-  static constexpr int kSumThreads = IsExact ? 512 : 384;
+  static constexpr int kSumThreads = IsExact && ElementBytes == 2 ? 512 : 384;
   static constexpr int kSetThreads = 128;                     // of the summing threads, at most
   static constexpr int kTerms = ElementBytes == 2 ? 32 : 16;  // of a thread and stage, at most
   static constexpr int kTermsOfOneBlock = IsGeneral ? 16 : kTerms;  // where a block has the row
-  static constexpr bool kIsLean = ElementBytes == 2 && !IsExact;
-  static constexpr int kMaxWarps = kIsLean ? 2 : 4;
-  static constexpr int kCopyWarps = kIsLean ? 1 : 2;
+  // 16 warps may have 128 registers a thread, 20 have 96, 24 have 80.
+  static constexpr int kMaxWarps = IsExact ? 3 : ElementBytes == 2 ? 1 : 4;
+  static constexpr int kCopyWarps = IsExact ? 3 : 2;
   static constexpr double kRoomyShare = 0.75;  // of the ring, for one row
 };
 
@@ -48,8 +48,13 @@ struct PartPolicy {
 
 struct BackwardPolicy {
   static constexpr int kThreads = 256;
-  static constexpr int kVectors = 4;            // 16-byte loads in flight per thread
   static constexpr int kBytesPerBlock = 32768;  // of a row's logits
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+  static constexpr int kBlocks = 6;  // of a multiprocessor, which holds 1536 threads
+#else
+  static constexpr int kBlocks = 8;  // of a multiprocessor, which holds 2048
+#endif
+  static constexpr int kGeneralBlocks = 5;  // the same with a temperature, the entropy, in double
 };
 
 struct MeanPolicy {

@@ -1,6 +1,7 @@
 // The copying warps: from memory into the ring, 16 bytes at a time. They take turns at the stages.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "cuda/ring/shape.h"
@@ -52,32 +53,118 @@ struct Pieces {
   }
 };
 
-// A row in memory, as this block's stages hold it.
-template <class S>
-struct Source {
-  const char* begin;
-  const char* end;
-  const char* slice;  // where period 0 of this block's slice begins, rounded down to 16 bytes
-  bool is_shifted;
-  // first_inner <= k < last_inner: stage k touches neither the first nor the last piece of the row.
-  int first_inner;
-  int last_inner;
+// A piece of -inf; and one of which the bytes first <= b < last are kept.
+template <class T>
+struct Filler {
+  static constexpr int kSize = sizeof(T);
+  static constexpr uint32_t kMinusInfinity = std::is_same<T, Half>::value ? 0xfc00fc00u
+                                             : kSize == 2                 ? 0xff80ff80u
+                                                                          : 0xff800000u;
 
+  __device__ __forceinline__ static void store(uint32_t to) {
+    store_shared(to, {kMinusInfinity, kMinusInfinity, kMinusInfinity, kMinusInfinity});
+  }
+
+  __device__ __forceinline__ static void store_around(
+      uint32_t to, const uint4& piece, int first, int last) {
+    T element[16 / kSize];
+    memcpy(element, &piece, sizeof(piece));
+    const uint32_t minus_infinity = kMinusInfinity;
+    T filler;
+    memcpy(&filler, &minus_infinity, kSize);
+#pragma unroll
+    for (int e = 0; e < 16 / kSize; ++e) {
+      element[e] = e * kSize >= first && e * kSize < last ? element[e] : filler;
+    }
+    uint32_t word[4];
+    memcpy(word, element, sizeof(word));
+    store_shared(to, word);
+  }
+};
+
+// A row in memory, as this block's stages hold it. What is not the row's becomes -inf there, so that only
+// those who copy know where a row begins and ends.
+template <class S>
+class Source {
+  using T = typename S::Logit;
+
+ public:
   __device__ __forceinline__ Source(const Block<S>& block, const char* row)
-      : begin(row), end(row + static_cast<int64_t>(block.vocab) * sizeof(typename S::Logit)) {
+      : begin_(row), end_(row + static_cast<int64_t>(block.vocab) * sizeof(T)) {
     const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16);
-    slice = row - shift + block.rank * S::kSliceBytes;
-    is_shifted = shift != 0;
-    first_inner = is_shifted ? 1 : 0;
-    last_inner = (block.vocab - (is_shifted ? 16 : 0)) / S::kStageColumns;
+    past_ = static_cast<int>(reinterpret_cast<uintptr_t>(end_) % 16);
+    slice_ = row - shift + block.rank * S::kSliceBytes;
+    is_shifted_ = shift != 0;
+    first_inner_ = is_shifted_ ? 1 : 0;
+    last_inner_ = (block.vocab - (is_shifted_ ? 16 : 0)) / S::kStageColumns;
+    // Asked for now, they are here when the first and the last stage need them.
+    if (shift != 0) {
+      head_ = *reinterpret_cast<const uint4*>(row - shift);
+    }
+    if (past_ != 0) {
+      tail_ = *reinterpret_cast<const uint4*>(end_ - past_);
+    }
   }
-  __device__ __forceinline__ const char* of_stage(int stage) const {
-    return slice + static_cast<int64_t>(stage) *
-                       (S::kStageColumns * static_cast<int>(sizeof(typename S::Logit)));
+
+  __device__ __forceinline__ void copy(const Pieces<S>& pieces, int stage, uint32_t to) const {
+    constexpr int kStageInMemory = S::kStageColumns * static_cast<int>(sizeof(T));
+    const char* from = slice_ + static_cast<int64_t>(stage) * kStageInMemory;
+    const uint32_t to_lane = to + pieces.place;
+    const char* from_lane = from + pieces.offset;
+    const int lane = threadIdx.x % 32;
+    const bool has_last = is_shifted_ && lane < S::kPeriods;
+    const uint32_t to_last = to + pieces.last_place(lane);
+    const char* from_last = from + pieces.last_offset(lane);
+    if (stage >= first_inner_ && stage < last_inner_) {
+      pieces.for_each(
+          [&](auto step) { copy_16_bytes<step.kPlace, step.kOffset>(to_lane, from_lane); });
+      if (has_last) {
+        copy_16_bytes<0, 0>(to_last, from_last);
+      }
+    } else {
+      copy_edge(pieces, to_lane, from_lane);
+      if (has_last) {
+        const auto left = static_cast<int>(end_ - from_last);
+        left >= 16 ? copy_16_bytes<0, 0>(to_last, from_last)
+                   : Filler<T>::store_around(to_last, tail_, 0, left);
+      }
+    }
   }
-  __device__ __forceinline__ bool is_inner(int stage) const {
-    return stage >= first_inner && stage < last_inner;
+
+ private:
+  __device__ __forceinline__ void copy_edge(
+      const Pieces<S>& pieces, uint32_t to_lane, const char* from_lane) const {
+    const auto last = static_cast<int>(end_ - from_lane);
+    const bool has_head = from_lane < begin_;  // it is the first of a lane's pieces
+    uint32_t to_tail = 0;
+    pieces.for_each([&](auto step) {
+      const int left = last - step.kOffset;
+      if (left <= 0) {
+        Filler<T>::store(to_lane + step.kPlace);
+      } else if (left < 16) {
+        to_tail = to_lane + step.kPlace;
+      } else if (step.kOffset > 0 || !has_head) {
+        copy_16_bytes<step.kPlace, step.kOffset>(to_lane, from_lane);
+      }
+    });
+    if (has_head) {
+      Filler<T>::store_around(to_lane, head_, static_cast<int>(begin_ - from_lane), 16);
+    }
+    if (to_tail != 0) {
+      Filler<T>::store_around(to_tail, tail_, 0, past_);
+    }
   }
+
+  const char* begin_;
+  const char* end_;
+  int past_;           // bytes of the row in its last piece, if not all 16
+  const char* slice_;  // where period 0 of this block's slice begins, rounded down to 16 bytes
+  bool is_shifted_;
+  // first_inner_ <= k < last_inner_: stage k touches neither the first nor the last piece of the row.
+  int first_inner_;
+  int last_inner_;
+  uint4 head_{};  // the first piece and the last, where they hold other bytes too
+  uint4 tail_{};
 };
 
 template <class S>
@@ -85,7 +172,6 @@ __device__ __forceinline__ void copy_rows(const Block<S>& block, int warp) {
   Shared<S>& shared = block.shared;
   const int lane = threadIdx.x % 32;
   const Pieces<S> pieces(lane);
-  const bool has_last = lane < S::kPeriods;
   Cursor row;
   Cursor fill{warp, 1};
   int stage = warp;
@@ -98,29 +184,13 @@ __device__ __forceinline__ void copy_rows(const Block<S>& block, int warp) {
     const Source<S> source(block, info.begin);
     for (; stage < block.stages_per_row; stage += S::kCopyWarps) {
       wait(shared.empty[fill.slot], fill.parity);
-      const char* from = source.of_stage(stage);
-      const uint32_t to = shared_address(block.stage(fill.slot));
-      const uint32_t to_lane = to + pieces.place;
-      const char* from_lane = from + pieces.offset;
-      if (source.is_inner(stage)) {
-        pieces.for_each(
-            [&](auto step) { copy_16_bytes<step.kPlace, step.kOffset>(to_lane, from_lane); });
-        if (source.is_shifted && has_last) {
-          copy_16_bytes<0, 0>(to + pieces.last_place(lane), from + pieces.last_offset(lane));
-        }
-      } else {
-        const auto copy = [&](uint32_t place, const char* piece) {
-          const int64_t left = source.end - piece;
-          if (left > 0) {
-            copy_up_to_16_bytes(place, piece, left < 16 ? static_cast<int>(left) : 16);
-          }
-        };
-        pieces.for_each([&](auto step) { copy(to_lane + step.kPlace, from_lane + step.kOffset); });
-        if (source.is_shifted && has_last) {
-          copy(to + pieces.last_place(lane), from + pieces.last_offset(lane));
-        }
-      }
+      source.copy(pieces, stage, shared_address(block.stage(fill.slot)));
       arrive_when_copied(shared.arrived[fill.slot]);
+      // For what was stored; the copies announce themselves.
+      __syncwarp();
+      if (lane == 0) {
+        arrive(shared.arrived[fill.slot]);
+      }
       fill.advance(S::kStages, S::kCopyWarps);
     }
     stage -= block.stages_per_row;

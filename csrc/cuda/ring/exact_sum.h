@@ -62,7 +62,7 @@ class ExactSummer {
       }
     };
     for (; stage < block_.stages_per_row; stage += S::kSets) {
-      reader_.read(stage, [&](const auto& columns) {
+      reader_.read([&](const auto& columns) {
 #pragma unroll
         for (int l = 0; l < S::kThreadLanes; ++l) {
 #pragma unroll

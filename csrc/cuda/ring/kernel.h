@@ -77,7 +77,7 @@ __device__ __forceinline__ void initialize(Shared<S>& shared) {
       init(shared.ended[i], 1);
     }
     for (int i = 0; i < S::kStages; ++i) {
-      init(shared.arrived[i], 32);
+      init(shared.arrived[i], 33);  // 32 for what they copy, 1 for what they store
       init(shared.empty[i], S::kSetThreads / 32);
     }
   }
@@ -149,7 +149,9 @@ cudaLaunchConfig_t launch_config(int clusters, void* stream, cudaLaunchAttribute
 // How many clusters a device runs at a time; 0: it lacks what the kernel is built for.
 template <class S>
 int count_clusters(int device) {
-  static_assert(sizeof(Shared<S>) <= S::kOtherBytes, "the ring leaves room for the barriers");
+  static_assert(
+      sizeof(Shared<S>) + S::kStages * S::kStageBytes <= S::Policy::kSharedBytes,
+      "the ring leaves room for the barriers");
   const DeviceFacts& facts = facts_of(device);
   if (facts.major < 9 || facts.major >= 12 || !is_built_for(facts.major) ||
       facts.shared_bytes < S::Policy::kSharedBytes) {

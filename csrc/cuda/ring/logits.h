@@ -1,8 +1,6 @@
 // The neighbouring logits of one thread, from shared memory, as they lie in memory.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/barrier.h"
 #include "cuda/device.h"
 
@@ -41,21 +39,6 @@ struct Logits {
       const uint32_t high = load_shared_32(first + 4 * (w + 1));
       word[w] = __funnelshift_r(low, high, bits);
       low = high;
-    }
-  }
-
-  // Keeps the first `count`; the others become -inf, whose exp adds nothing to a sum.
-  __device__ __forceinline__ void keep(int count) {
-#pragma unroll
-    for (int l = 0; l < Lanes; ++l) {
-      if (sizeof(T) == 4) {
-        word[l] = l < count ? word[l] : 0xff800000u;
-      } else {
-        constexpr uint32_t kMinusInfinity = std::is_same<T, Half>::value ? 0xfc00u : 0xff80u;
-        const uint32_t replaced = l % 2 == 0 ? (word[l / 2] & 0xffff0000u) | kMinusInfinity
-                                             : (word[l / 2] & 0xffffu) | kMinusInfinity << 16;
-        word[l / 2] = l < count ? word[l / 2] : replaced;
-      }
     }
   }
 

@@ -30,27 +30,22 @@ struct PieceMax<float, KeepsNan> {
     value[2] = larger_of<KeepsNan>(value[2], __uint_as_float(piece.z));
     value[3] = larger_of<KeepsNan>(value[3], __uint_as_float(piece.w));
   }
-  __device__ __forceinline__ void take_element(float x) {
-    value[0] = larger_of<KeepsNan>(value[0], x);
-  }
   __device__ __forceinline__ float result() const {
     return larger_of<KeepsNan>(
         larger_of<KeepsNan>(value[0], value[1]), larger_of<KeepsNan>(value[2], value[3]));
   }
 };
 
-// Two elements at a time; those of an edge, one by one, in `edge`.
+// Two elements at a time.
 template <class T, class Pair, bool KeepsNan>
 struct PackedMax {
   Pair value[4];
-  float edge;
 
   __device__ __forceinline__ void reset() {
     constexpr uint32_t kMinusInfinities = std::is_same<T, Half>::value ? 0xfc00fc00u : 0xff80ff80u;
     for (Pair& v : value) {
       memcpy(&v, &kMinusInfinities, sizeof(Pair));
     }
-    edge = start_of_max<KeepsNan>();
   }
   __device__ __forceinline__ void take(uint4 piece) {
     Pair pair[4];
@@ -60,15 +55,13 @@ struct PackedMax {
       value[i] = larger_pair(value[i], pair[i]);
     }
   }
-  __device__ __forceinline__ void take_element(T x) {
-    edge = larger_of<KeepsNan>(edge, to_acc<float>(x));
-  }
   __device__ __forceinline__ float result() const {
     const Pair pair = larger_pair(larger_pair(value[0], value[1]), larger_pair(value[2], value[3]));
     T element[2];
     memcpy(element, &pair, sizeof(pair));
     return larger_of<KeepsNan>(
-        edge, larger_of<KeepsNan>(to_acc<float>(element[0]), to_acc<float>(element[1])));
+        start_of_max<KeepsNan>(),
+        larger_of<KeepsNan>(to_acc<float>(element[0]), to_acc<float>(element[1])));
   }
 
  private:
@@ -86,30 +79,11 @@ struct PieceMax<BFloat16, KeepsNan> : PackedMax<BFloat16, __nv_bfloat162, KeepsN
 template <class S>
 using MaxOf = PieceMax<typename S::Logit, S::kIsExact>;
 
-// The part of a piece that is the row's. `piece` is where it lies in memory, `data` where it is now.
-template <class S>
-__device__ __forceinline__ void take_edge(
-    MaxOf<S>& max, const Source<S>& source, const char* piece, const char* data) {
-  const int64_t first = source.begin - piece;
-  const int64_t last = source.end - piece;
-  if (first <= 0 && last >= 16) {
-    max.take(*reinterpret_cast<const uint4*>(data));
-  } else if (first < 16 && last > 0) {
-#pragma unroll 1
-    for (int e = 0; e < 16; e += sizeof(typename S::Logit)) {
-      if (e >= first && e < last) {
-        max.take_element(*reinterpret_cast<const typename S::Logit*>(data + e));
-      }
-    }
-  }
-}
-
 template <class S>
 __device__ __forceinline__ void max_of_rows(const Block<S>& block, int warp) {
   Shared<S>& shared = block.shared;
   const int lane = threadIdx.x % 32;
   const Pieces<S> pieces(lane);
-  const bool has_last = lane < S::kPeriods;
   const int place_of_max = block.rank * S::kMaxWarps + warp;
   MaxOf<S> max;
   Cursor row;
@@ -121,27 +95,16 @@ __device__ __forceinline__ void max_of_rows(const Block<S>& block, int warp) {
     if (info.row < 0) {
       return;
     }
-    const Source<S> source(block, info.begin);
+    const bool has_last = lane < S::kPeriods && reinterpret_cast<uintptr_t>(info.begin) % 16 != 0;
     max.reset();
     for (; stage < block.stages_per_row; stage += S::kMaxWarps) {
       wait(shared.arrived[take.slot], take.parity);
       const char* data = block.stage(take.slot);
-      const char* data_of_lane = data + pieces.place;
-      if (source.is_inner(stage)) {
-        pieces.for_each([&](auto step) {
-          max.take(*reinterpret_cast<const uint4*>(data_of_lane + step.kPlace));
-        });
-        if (source.is_shifted && has_last) {
-          max.take(*reinterpret_cast<const uint4*>(data + pieces.last_place(lane)));
-        }
-      } else {
-        const char* from = source.of_stage(stage);
-        pieces.for_each([&](auto step) {
-          take_edge(max, source, from + pieces.offset + step.kOffset, data_of_lane + step.kPlace);
-        });
-        if (source.is_shifted && has_last) {
-          take_edge(max, source, from + pieces.last_offset(lane), data + pieces.last_place(lane));
-        }
+      pieces.for_each([&](auto step) {
+        max.take(*reinterpret_cast<const uint4*>(data + pieces.place + step.kPlace));
+      });
+      if (has_last) {
+        max.take(*reinterpret_cast<const uint4*>(data + pieces.last_place(lane)));
       }
       take.advance(S::kStages, S::kMaxWarps);
     }

@@ -17,7 +17,6 @@ class StageReader {
       : block_(block),
         arrived_(in_register(shared_address(block.shared.arrived))),
         ring_(in_register(shared_address(block.ring) + thread % S::kSetThreads * kBytes)),
-        first_column_(block.rank * S::kBlockLanes + thread % S::kSetThreads * kThreadLanes),
         take_{thread / S::kSetThreads, 0} {
   }
 
@@ -28,13 +27,12 @@ class StageReader {
   // Waits for a stage, calls f(columns), in which the columns beyond the row are -inf. The stage is
   // free before that.
   template <class F>
-  __device__ __forceinline__ void read(int stage, const F& f) {
+  __device__ __forceinline__ void read(const F& f) {
     const uint32_t barrier = arrived_ + take_.slot * sizeof(Barrier);
     wait(barrier, take_.parity);
     const uint32_t from = ring_ + shift_ + take_.slot * S::kStageBytes;
-    const bool is_last = stage + 1 == block_.stages_per_row;
     Columns columns;
-    if (!is_last && shift_ % kBytes == 0) {
+    if (shift_ % kBytes == 0) {
 #pragma unroll
       for (int p = 0; p < S::kPeriods; ++p) {
         columns[p].load(from + p * S::kPitch);
@@ -45,13 +43,6 @@ class StageReader {
 #pragma unroll
       for (int p = 0; p < S::kPeriods; ++p) {
         columns[p].load_shifted(from + p * S::kPitch);
-      }
-      if (is_last) {
-        const int end = block_.vocab - stage * S::kStageColumns - first_column_;
-#pragma unroll
-        for (int p = 0; p < S::kPeriods; ++p) {
-          columns[p].keep(end - p * kLanes);
-        }
       }
       release(barrier);
       f(columns);
@@ -72,7 +63,6 @@ class StageReader {
   const Block<S>& block_;
   uint32_t arrived_;  // addresses in shared memory
   uint32_t ring_;
-  int first_column_;  // in a stage
   Cursor take_;
   int shift_ = 0;
 };

@@ -44,17 +44,17 @@ struct Shape {
   static constexpr int kStageBytes = kPeriods * kPitch;
   static constexpr int kRowSlots = C == 1 ? 8 : 4;
   static constexpr int kSumWarps = kSets * kSetThreads / 32;
-  // Of the second sum.
-  static constexpr int kMoreBytes = !IsGeneral ? 0
-                                    : IsExact  ? kRowSlots * C * kSumWarps * 8
-                                               : kSets * kBlockLanes * 4 + kRowSlots * kGroups * 4;
-  static constexpr int kOtherBytes = (C == 1    ? 8192
-                                      : IsExact ? 6144
-                                                : 4352) +
-                                     kMoreBytes;  // at least sizeof(Shared)
-  static constexpr int kStages = (Policy::kSharedBytes - kOtherBytes) / kStageBytes;
-
   static constexpr int kMaxWarps = Policy::kMaxWarps;
+
+  // What `Shared` takes beside the stages: of a row, its barriers, its info and its maxes; the sums; 16
+  // bytes for alignment; and the two barriers of each stage.
+  static constexpr int kRowBytes = 4 * 8 + 24 + (C * kMaxWarps + 1) * 4;
+  static constexpr int kSumBytes = IsExact ? kRowSlots * kSums * C * kSumWarps * 8
+                                           : kSets * (kSetThreads / 4 + kSums * kBlockLanes * 4) +
+                                                 kRowSlots * kSums * kGroups * 4;
+  static constexpr int kStages =
+      (Policy::kSharedBytes - kRowSlots * kRowBytes - kSumBytes - 16) / (kStageBytes + 16);
+
   static constexpr int kCopyWarps = Policy::kCopyWarps;
   static constexpr int kFirstCopyWarp = kSumWarps + kMaxWarps;
   static constexpr int kLister = kFirstCopyWarp + kCopyWarps;

@@ -67,7 +67,7 @@ class Summer {
   __device__ __forceinline__ void add_stage(int stage, int row_slot) {
     Terms terms;
     Parts parts;
-    reader_.read(stage, [&](const auto& columns) {
+    reader_.read([&](const auto& columns) {
       if (S::kIsGeneral && !block_.divide.is_one()) {
         make<true>(terms, parts, columns);
       } else {
