@@ -8,6 +8,7 @@
 // Source         dp = p (dx - sum_v p dx), in grad_logp (onehot - p) + grad_lse p
 #include "cuda/kernels.h"
 #include "cuda/mean.h"
+#include "cuda/vectors.h"
 
 namespace detlogp::cuda {
 namespace {
@@ -20,10 +21,10 @@ struct RowCurvature {
   Acc mean;
 };
 
-template <class T, class Acc>
-__device__ __forceinline__ T element(const RowCurvature<Acc>& row, T x, T u) {
-  const Acc p = exp_of((to_acc<Acc>(x) - row.row_max) - row.log_sum);
-  return from_acc<T>(second_order_element(row.c, p, to_acc<Acc>(u), row.mean));
+template <class Acc>
+__device__ __forceinline__ Acc element(const RowCurvature<Acc>& row, Acc x, Acc u) {
+  const Acc p = exp_of((x - row.row_max) - row.log_sum);
+  return second_order_element(row.c, p, u, row.mean);
 }
 
 // Columns first <= v < last, one at a time.
@@ -32,7 +33,8 @@ __device__ __forceinline__ void write_elements(
     const RowCurvature<Acc>& row, const T* x, int64_t x_stride, const T* u, int64_t u_stride,
     T* output, int64_t first, int64_t last) {
   for (int64_t v = first + threadIdx.x; v < last; v += blockDim.x) {
-    output[v] = element(row, x[v * x_stride], u[v * u_stride]);
+    output[v] = from_acc<T>(
+        element(row, to_acc<Acc>(x[v * x_stride]), to_acc<Acc>(u[v * u_stride])));
   }
 }
 
@@ -48,14 +50,13 @@ __device__ __forceinline__ int64_t write_vectors(
   const int count = static_cast<int>((last - first) / kSize);
 #pragma unroll 2
   for (int v = threadIdx.x; v < count; v += blockDim.x) {
-    const Vector<T> some_logits = logits[v];
-    const Vector<T> some_cotangent = cotangent[v];
-    Vector<T> result;
+    auto values = widened<Acc>(logits[v]);
+    const auto factors = widened<Acc>(cotangent[v]);
 #pragma unroll
     for (int e = 0; e < kSize; ++e) {
-      result.element[e] = element(row, some_logits.element[e], some_cotangent.element[e]);
+      values.of[e] = element(row, values.of[e], factors.of[e]);
     }
-    destination[v] = result;
+    destination[v] = narrowed<T>(values);
   }
   return first + static_cast<int64_t>(count) * kSize;
 }
