@@ -16,7 +16,9 @@ namespace {
 template <class Real, bool HasLse>
 struct RowGradient {
   using Acc = Real;
-  static constexpr int kBlocks = sizeof(Acc) == 8 ? 1 : BackwardPolicy::kBlocks;
+  static constexpr int blocks(int) {
+    return sizeof(Acc) == 8 ? 1 : BackwardPolicy::kBlocks;
+  }
 
   Acc row_max;
   Acc log_sum;
@@ -39,7 +41,9 @@ struct RowGradient {
 template <class Real, bool Divides>
 struct GeneralRowGradient {
   using Acc = Real;
-  static constexpr int kBlocks = sizeof(Acc) == 8 ? 1 : BackwardPolicy::kGeneralBlocks;
+  static constexpr int blocks(int) {
+    return sizeof(Acc) == 8 ? 1 : BackwardPolicy::kGeneralBlocks;
+  }
 
   Acc row_max;
   Acc log_sum;

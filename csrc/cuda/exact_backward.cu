@@ -48,7 +48,10 @@ void launch_probabilities(const BackwardArgs& args, void* stream) {
 template <bool HasLse>
 struct ExactRowGradient {
   using Acc = float;
-  static constexpr int kBlocks = BackwardPolicy::kBlocks;
+  // As measured: wider logits need more registers than 8 blocks have.
+  static constexpr int blocks(int element_bytes) {
+    return element_bytes == 2 ? BackwardPolicy::kBlocks : 6;
+  }
 
   ExactProbability probability;
   float grad;
@@ -69,7 +72,9 @@ struct ExactRowGradient {
 template <bool Divides>
 struct GeneralExactRowGradient {
   using Acc = float;
-  static constexpr int kBlocks = BackwardPolicy::kGeneralBlocks;
+  static constexpr int blocks(int) {
+    return BackwardPolicy::kGeneralBlocks;
+  }
 
   ExactProbability probability;
   float grad;

@@ -1,4 +1,4 @@
-// The vjp of the first-order gradient on CUDA: a Hessian-vector product in one kernel.
+// The vjp of the first-order gradient on CUDA: a Hessian-vector product. One kernel sums, one writes.
 //
 // Computes       e[r] = sum_v p[r, v] u[r, v]; grad_logits = (grad_lse - grad_logp) p (u - e),
 //                grad_grad_logp = u[r, t] - e, grad_grad_lse = e
@@ -8,10 +8,37 @@
 // Source         dp = p (dx - sum_v p dx), in grad_logp (onehot - p) + grad_lse p
 #include "cuda/kernels.h"
 #include "cuda/mean.h"
-#include "cuda/vectors.h"
+#include "cuda/row_part.h"
 
 namespace detlogp::cuda {
 namespace {
+
+// e, and what follows from it: a block of B / 2 threads a row.
+template <class T, class Acc>
+__global__ void __launch_bounds__(kMaxMeanThreads)
+    second_order_mean_kernel(const __grid_constant__ SecondOrderArgs args) {
+  __shared__ Groups<Acc> groups;
+  const Rows& rows = args.rows;
+  for (int64_t row = blockIdx.x; row < rows.count; row += gridDim.x) {
+    const bool is_scored = Rows::scored(rows, row);
+    Acc mean = 0;
+    if (is_scored && args.mean == nullptr) {
+      const Acc row_max = per_row<Acc>(args.row_max, row);
+      mean = mean_of_row<T, Acc>(
+          rows, args.cotangent, row, row_max, log_sum_of<Acc>(args, row), groups);
+    } else if (is_scored) {
+      mean = per_row<Acc>(args.mean, row);
+    }
+    if (threadIdx.x == 0) {
+      const int64_t column = is_scored ? Rows::target(rows, row) : -1;
+      const T* u = row_of<T>(args.cotangent, row);
+      const T target =
+          Rows::has_column(rows, column) ? u[column * args.cotangent.column_stride] : T{};
+      static_cast<Acc*>(args.grad_grad_logp)[row] = to_acc<Acc>(target) - mean;
+      static_cast<Acc*>(args.grad_grad_lse)[row] = mean;
+    }
+  }
+}
 
 template <class Acc>
 struct RowCurvature {
@@ -19,106 +46,79 @@ struct RowCurvature {
   Acc log_sum;
   Acc c;
   Acc mean;
+
+  __device__ __forceinline__ RowCurvature(const SecondOrderArgs& args, int64_t row)
+      : row_max(per_row<Acc>(args.row_max, row)),
+        log_sum(log_sum_of<Acc>(args, row)),
+        c(per_row<Acc>(args.grad_lse, row) - per_row<Acc>(args.grad_logp, row)),
+        mean(per_row<Acc>(args.grad_grad_lse, row)) {
+  }
+  __device__ __forceinline__ Acc element(Acc x, Acc u) const {
+    return second_order_element(c, exp_of((x - row_max) - log_sum), u, mean);
+  }
 };
 
-template <class Acc>
-__device__ __forceinline__ Acc element(const RowCurvature<Acc>& row, Acc x, Acc u) {
-  const Acc p = exp_of((x - row.row_max) - row.log_sum);
-  return second_order_element(row.c, p, u, row.mean);
-}
-
-// Columns first <= v < last, one at a time.
 template <class T, class Acc>
-__device__ __forceinline__ void write_elements(
-    const RowCurvature<Acc>& row, const T* x, int64_t x_stride, const T* u, int64_t u_stride,
-    T* output, int64_t first, int64_t last) {
-  for (int64_t v = first + threadIdx.x; v < last; v += blockDim.x) {
-    output[v] = from_acc<T>(
-        element(row, to_acc<Acc>(x[v * x_stride]), to_acc<Acc>(u[v * u_stride])));
-  }
-}
-
-// Columns first <= v < last, 16 bytes at a time; all three pointers are aligned at `first`. Returns
-// the first column that is left.
-template <class T, class Acc>
-__device__ __forceinline__ int64_t write_vectors(
-    const RowCurvature<Acc>& row, const T* x, const T* u, T* output, int64_t first, int64_t last) {
-  constexpr int kSize = Vector<T>::kSize;
-  const auto* logits = reinterpret_cast<const Vector<T>*>(x + first);
-  const auto* cotangent = reinterpret_cast<const Vector<T>*>(u + first);
-  auto* destination = reinterpret_cast<Vector<T>*>(output + first);
-  const int count = static_cast<int>((last - first) / kSize);
-#pragma unroll 2
-  for (int v = threadIdx.x; v < count; v += blockDim.x) {
-    auto values = widened<Acc>(logits[v]);
-    const auto factors = widened<Acc>(cotangent[v]);
-#pragma unroll
-    for (int e = 0; e < kSize; ++e) {
-      values.of[e] = element(row, values.of[e], factors.of[e]);
-    }
-    destination[v] = narrowed<T>(values);
-  }
-  return first + static_cast<int64_t>(count) * kSize;
-}
-
-template <class T, class Acc>
-__device__ __forceinline__ void differentiate_row(const SecondOrderArgs& args, int64_t row) {
-  __shared__ Groups<Acc> groups;
+__device__ __forceinline__ void differentiate_part(
+    const SecondOrderArgs& args, int64_t row, int64_t part) {
   const Rows& rows = args.rows;
   T* output = static_cast<T*>(args.grad_logits) + row * rows.vocab;
-  auto* grad_grad_logp = static_cast<Acc*>(args.grad_grad_logp);
-  auto* grad_grad_lse = static_cast<Acc*>(args.grad_grad_lse);
+  const RowPart<T> columns(output, part, rows.vocab);
+  output += columns.begin;
   if (!Rows::scored(rows, row)) {
-    for (int64_t column = threadIdx.x; column < rows.vocab; column += blockDim.x) {
-      output[column] = T{};
-    }
-    if (threadIdx.x == 0) {
-      grad_grad_logp[row] = 0;
-      grad_grad_lse[row] = 0;
-    }
+    columns.zero(output);
     return;
   }
-  const Acc row_max = per_row<Acc>(args.row_max, row);
-  const Acc log_sum = log_sum_of<Acc>(args, row);
-  const Acc c = per_row<Acc>(args.grad_lse, row) - per_row<Acc>(args.grad_logp, row);
-  const Acc mean = args.mean == nullptr
-                       ? mean_of_row<T, Acc>(rows, args.cotangent, row, row_max, log_sum, groups)
-                       : per_row<Acc>(args.mean, row);
-  const RowCurvature<Acc> curvature{row_max, log_sum, c, mean};
-  const T* x = row_of<T>(rows, row);
-  const T* u = row_of<T>(args.cotangent, row);
   const int64_t x_stride = rows.column_stride;
   const int64_t u_stride = args.cotangent.column_stride;
-  const int64_t head = elements_to_boundary(output);
-  int64_t done = 0;
-  if (x_stride == 1 && u_stride == 1 && head < rows.vocab && is_aligned(x + head) &&
-      is_aligned(u + head)) {
-    write_elements(curvature, x, 1, u, 1, output, 0, head);
-    done = write_vectors(curvature, x, u, output, head, rows.vocab);
+  const T* x = row_of<T>(rows, row) + columns.begin * x_stride;
+  const T* u = row_of<T>(args.cotangent, row) + columns.begin * u_stride;
+  const RowCurvature<Acc> curvature(args, row);
+  const auto differentiate = [&](int column) {
+    const auto of_x = to_acc<Acc>(x[column * x_stride]);
+    const auto of_u = to_acc<Acc>(u[column * u_stride]);
+    output[column] = from_acc<T>(curvature.element(of_x, of_u));
+  };
+  if (x_stride != 1 || u_stride != 1 || !is_aligned(x + columns.body) ||
+      !is_aligned(u + columns.body)) {
+    columns.for_each(differentiate);
+    return;
   }
-  write_elements(curvature, x, x_stride, u, u_stride, output, done, rows.vocab);
-  if (threadIdx.x == 0) {
-    const int64_t column = Rows::target(rows, row);
-    const T target = Rows::has_column(rows, column) ? u[column * u_stride] : T{};
-    grad_grad_logp[row] = to_acc<Acc>(target) - mean;
-    grad_grad_lse[row] = mean;
+  columns.for_each_single(differentiate);
+  const auto* logits = reinterpret_cast<const Vector<T>*>(x + columns.body);
+  const auto* cotangent = reinterpret_cast<const Vector<T>*>(u + columns.body);
+  auto* destination = reinterpret_cast<Vector<T>*>(output + columns.body);
+#pragma unroll 2
+  for (int v = threadIdx.x; v < columns.count; v += columns.kThreads) {
+    auto values = widened<Acc>(load_streaming(logits + v));
+    const auto factors = widened<Acc>(load_streaming(cotangent + v));
+#pragma unroll
+    for (int e = 0; e < Vector<T>::kSize; ++e) {
+      values.of[e] = curvature.element(values.of[e], factors.of[e]);
+    }
+    store_streaming(destination + v, narrowed<T>(values));
   }
 }
 
 template <class T, class Acc>
-__global__ void __launch_bounds__(kMaxMeanThreads)
+__global__ void __launch_bounds__(
+    BackwardPolicy::kThreads, sizeof(Acc) == 8 ? 1 : BackwardPolicy::kGeneralBlocks)
     second_order_kernel(const __grid_constant__ SecondOrderArgs args) {
-  for (int64_t row = blockIdx.x; row < args.rows.count; row += gridDim.x) {
-    differentiate_row<T, Acc>(args, row);
-  }
+  for_each_part(args.rows.count, [&](int64_t row, int64_t part) {
+    differentiate_part<T, Acc>(args, row, part);
+  });
 }
 
 template <class Acc>
 void launch_for_dtype(const SecondOrderArgs& args, cudaStream_t stream) {
-  visit_dtype(args.rows.logits_type, [&](auto zero) {
+  const Rows& rows = args.rows;
+  visit_dtype(rows.logits_type, [&](auto zero) {
     using T = decltype(zero);
-    const int threads = lane_count(args.rows.vocab) / 2;
-    second_order_kernel<T, Acc><<<block_count(args.rows.count), threads, 0, stream>>>(args);
+    const int threads = lane_count(rows.vocab) / 2;
+    second_order_mean_kernel<T, Acc><<<block_count(rows.count), threads, 0, stream>>>(args);
+    check(cudaGetLastError(), "launch of second_order_mean_kernel");
+    const dim3 blocks = grid_of_parts<T>(rows.count, rows.vocab);
+    second_order_kernel<T, Acc><<<blocks, BackwardPolicy::kThreads, 0, stream>>>(args);
     check(cudaGetLastError(), "launch of second_order_kernel");
   });
 }
