@@ -28,7 +28,7 @@ DETLOGP_FN Acc max_of_quotients(Acc row_max, Acc temperature) {
 }
 
 // The part of the entropy log(s) + gap, gap = sum_v e (m - x) / s, that a column adds to the sum: e times this.
-// Beyond kFarthest e is 0, and an infinite distance would make the product NaN.
+// Beyond `farthest` e is 0, and an infinite distance would make the product NaN.
 template <class Acc>
 DETLOGP_FN Acc distance_below_max(Acc row_max, Acc x) {
   const Acc farthest = sizeof(Acc) == 4 ? Acc(128) : Acc(1024);

@@ -54,7 +54,8 @@ struct BackwardPolicy {
 #else
   static constexpr int kBlocks = 8;  // of a multiprocessor, which holds 2048
 #endif
-  static constexpr int kGeneralBlocks = 5;  // the same with a temperature, the entropy, in double
+  static constexpr int kGeneralBlocks =
+      5;  // the same with a temperature or the entropy, or two inputs
 };
 
 struct MeanPolicy {
