@@ -172,12 +172,6 @@ __device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from) {
                : "memory");
 }
 
-// Reads `bytes` <= 16; the rest is zero.
-__device__ __forceinline__ void copy_up_to_16_bytes(uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
-
 // Until all copies that this thread has asked for are done.
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");

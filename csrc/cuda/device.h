@@ -120,8 +120,9 @@ struct Divisor {
 };
 
 // By the reciprocal and two corrections: the first leaves a neighbour of the quotient at most, the second
-// then rounds it as division does (Markstein; quotients below 2^-100 may be off in their last bit). A product
-// of -inf is kept finite, or its remainder would be NaN.
+// then rounds it as division does (Markstein). A product of -inf is kept finite, or its remainder would be NaN;
+// a zero keeps its sign. Not so: dividends below 2^-102 and quotients below 2^-100 may be off in their last
+// bit, and a quotient of the largest float may be infinite.
 template <>
 struct Divisor<float> {
   float value;
@@ -142,7 +143,8 @@ struct Divisor<float> {
  private:
   __device__ __forceinline__ float corrected(float quotient, float x) const {
     quotient = fmaxf(quotient, lowest<float>());
-    return __fmaf_rn(__fmaf_rn(-quotient, value, x), reciprocal, quotient);
+    const float excess = __fmaf_rn(quotient, value, -x);
+    return __fmaf_rn(-excess, reciprocal, quotient);
   }
 };
 

@@ -28,9 +28,6 @@ __device__ __forceinline__ void score_row(
   __shared__ Groups<float> maxima;
   __shared__ Groups<uint64_t> sums;
   const Divisor<float> divide(args.temperature);
-  const auto quotient = [=](T x) {
-    return IsGeneral ? divide(to_acc<float>(x)) : to_acc<float>(x);
-  };
   float row_max = __uint_as_float(0xff800000u);
   columns.for_each([&](T x) { row_max = larger_of<true>(row_max, to_acc<float>(x)); });
   // Division by a positive number keeps the order, so the max of the quotients is the max's quotient.
@@ -40,7 +37,7 @@ __device__ __forceinline__ void score_row(
   uint64_t sum = 0;
   uint64_t entropy_sum = 0;
   columns.for_each([&](T logit) {
-    const float x = quotient(logit);
+    const float x = IsGeneral ? divide(to_acc<float>(logit)) : to_acc<float>(logit);
     const float term = exact_exp(scale, x);
     sum += to_quanta(term);
     if (IsGeneral) {
@@ -53,8 +50,9 @@ __device__ __forceinline__ void score_row(
   }
   if (threadIdx.x == 0) {
     const T* logits = row_of<T>(args.rows, row);
-    const T target = logits[args.rows.token_ids[row] * args.rows.column_stride];
-    store_exact_row(args, row, quotient(target), row_max, scale, sum, entropy_sum);
+    const auto logit = to_acc<float>(logits[args.rows.token_ids[row] * args.rows.column_stride]);
+    const float target = IsGeneral ? logit / divide.value : logit;
+    store_exact_row(args, row, target, row_max, scale, sum, entropy_sum);
   }
 }
 

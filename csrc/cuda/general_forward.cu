@@ -78,7 +78,7 @@ __device__ __forceinline__ void score_row(const ForwardArgs& args, int64_t row) 
   const Acc sum = fold_block(lanes.sum, threads, groups);
   const Acc entropy = fold_block(lanes.total, threads, groups);
   if (threadIdx.x == 0) {
-    const Acc target = divide(to_acc<Acc>(logits[rows.token_ids[row] * stride]));
+    const Acc target = to_acc<Acc>(logits[rows.token_ids[row] * stride]) / divide.value;
     store_scored_row(args, row, target, row_max, log_of(sum), entropy / sum);
   }
 }

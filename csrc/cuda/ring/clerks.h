@@ -161,7 +161,7 @@ class Finisher {
     if (threadIdx.x % 32 == 0) {
       if (storing_rank_ == block_.rank) {
         const float logit = to_acc<float>(target);
-        const float x = S::kIsGeneral ? block_.divide(logit) : logit;
+        const float x = S::kIsGeneral ? logit / block_.divide.value : logit;
         store(info.row, x, shared.row_max[slot], sum, entropy_sum);
       }
       arrive(shared.ended[slot]);

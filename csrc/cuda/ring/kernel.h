@@ -205,10 +205,11 @@ bool launch(const ForwardArgs& args, void* stream, int device, int wanted) {
     return false;
   }
   const int clusters = count < at_a_time ? static_cast<int>(count) : at_a_time;
-  // Locked: a set of warps without a stage in a row is not waited for when that row's slot is used
-  // again.
-  const bool all_sets_work = args.rows.vocab > (S::kSets - 1) * int64_t{S::kStageColumns};
-  if (!S::kIsExact && !all_sets_work && count >= int64_t{S::kRowSlots} * clusters) {
+  // A copying warp without a stage in a row is not waited for when that row's slot is used again; nor,
+  // locked, a set of warps.
+  constexpr int kTurns = !S::kIsExact && S::kSets > S::kCopyWarps ? S::kSets : S::kCopyWarps;
+  const bool all_work = args.rows.vocab > (kTurns - 1) * int64_t{S::kStageColumns};
+  if (!all_work && count > (S::kRowSlots - 1) * int64_t{clusters}) {
     return false;
   }
   cudaLaunchAttribute attribute;
