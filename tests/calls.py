@@ -11,6 +11,9 @@ import detlogp
 from detlogp.functional import LogpLseEntropyResult
 from detlogp.testing import assert_same_bits
 
+Function = Callable[..., Tensor]
+"""Of logits, token ids and rows."""
+
 both_contracts = pytest.mark.parametrize("contract", ["locked", "exact"])
 
 
@@ -54,6 +57,29 @@ def all_of(x: Tensor, ids: Tensor, **options: Any) -> LogpLseEntropyResult:
     found = detlogp.logp(x, ids, return_lse=True, return_entropy=True, **options)
     assert isinstance(found, LogpLseEntropyResult)
     return found
+
+
+def _along(function: Function, seed: int) -> Function:
+    """The tangent along a direction that is the same for every sample."""
+
+    def tangent(x: Tensor, ids: Tensor, rows: Tensor | None) -> Tensor:
+        numbers = torch.arange(x.numel(), device=x.device).view(x.shape) * seed
+        direction = numbers.cos().to(x.dtype)
+        result: Tensor = torch.func.jvp(lambda y: function(y, ids, rows), (x,), (direction,))[1]
+        return result
+
+    return tangent
+
+
+def with_tangents(value: Function, gradient: Function) -> dict[str, Function]:
+    """A value and its gradient by name, with their tangents: what tests of vmap map."""
+    return {
+        "value": value,
+        "gradient": gradient,
+        "jvp": _along(value, 3),
+        "jvp of jvp": _along(_along(value, 3), 5),
+        "jvp of gradient": _along(gradient, 3),
+    }
 
 
 def skip_double(contract: str, dtype: torch.dtype) -> None:

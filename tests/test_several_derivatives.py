@@ -11,6 +11,7 @@ from calls import (
     both_contracts,
     nested_derivatives,
     skip_double,
+    with_tangents,
 )
 from several import composed, make_problem, temperatures
 from torch import Tensor
@@ -179,7 +180,6 @@ def test_transforms_have_the_plain_bits(
 
 
 B, N, V, K = 3, 4, 300, 5
-Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _value(x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
@@ -192,23 +192,7 @@ def _gradient(x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
     return result
 
 
-def _along(function: Function, seed: int) -> Function:
-    def tangent(x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-        numbers = torch.arange(x.numel(), device=x.device).view(x.shape) * seed
-        direction = numbers.cos().to(x.dtype)
-        result: Tensor = jvp(lambda y: function(y, ids, mask), (x,), (direction,))[1]
-        return result
-
-    return tangent
-
-
-FUNCTIONS: dict[str, Function] = {
-    "value": _value,
-    "gradient": _gradient,
-    "jvp": _along(_value, 3),
-    "jvp of jvp": _along(_along(_value, 3), 5),
-    "jvp of gradient": _along(_gradient, 3),
-}
+FUNCTIONS = with_tangents(_value, _gradient)
 IN_DIMS = [(0, 0, 0), (0, None, None), (None, 0, None), (None, None, 0), (1, 1, 1), (-1, -1, -1)]
 
 

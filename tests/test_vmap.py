@@ -1,19 +1,17 @@
 """vmap equals the loop to the bit, with one call for the batch, and copies nothing."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from calls import random_problem
+from calls import Function, random_problem, with_tangents
 from torch import Tensor
-from torch.func import grad, jvp, vmap
+from torch.func import grad, vmap
 
 import detlogp
 from detlogp.evidence.kernels import Recorder
 from detlogp.testing import assert_same_bits
 
-Function = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 B, N, V = 3, 4, 300
 
 
@@ -80,25 +78,7 @@ def _gradient(x: Tensor, ids: Tensor, rows: Tensor | None) -> Tensor:
     return result
 
 
-def _along(function: Function, seed: int) -> Function:
-    """The tangent along a direction that is the same for every sample."""
-
-    def tangent(x: Tensor, ids: Tensor, rows: Tensor | None) -> Tensor:
-        numbers = torch.arange(x.numel(), device=x.device).view(x.shape) * seed
-        direction = numbers.cos().to(x.dtype)
-        result: Tensor = jvp(lambda y: function(y, ids, rows), (x,), (direction,))[1]
-        return result
-
-    return tangent
-
-
-FUNCTIONS: dict[str, Function] = {
-    "value": _value,
-    "gradient": _gradient,
-    "jvp": _along(_value, 3),
-    "jvp of jvp": _along(_along(_value, 3), 5),
-    "jvp of gradient": _along(_gradient, 3),
-}
+FUNCTIONS = with_tangents(_value, _gradient)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -48,9 +48,8 @@ void launch_probabilities(const BackwardArgs& args, void* stream) {
 template <bool HasLse>
 struct ExactRowGradient {
   using Acc = float;
-  // As measured: wider logits need more registers than 8 blocks have.
   static constexpr int blocks(int element_bytes) {
-    return element_bytes == 2 ? BackwardPolicy::kBlocks : 6;
+    return element_bytes == 2 ? BackwardPolicy::kBlocks : BackwardPolicy::kExactWideBlocks;
   }
 
   ExactProbability probability;

@@ -54,8 +54,10 @@ struct BackwardPolicy {
 #else
   static constexpr int kBlocks = 8;  // of a multiprocessor, which holds 2048
 #endif
-  static constexpr int kGeneralBlocks =
-      5;  // the same with a temperature or the entropy, or two inputs
+  // The same where elements need more registers: the exact contract's of 4 bytes and more; those with a
+  // temperature or the entropy, or of two inputs.
+  static constexpr int kExactWideBlocks = 6;
+  static constexpr int kGeneralBlocks = 5;
 };
 
 struct MeanPolicy {

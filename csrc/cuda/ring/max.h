@@ -1,8 +1,6 @@
 // The max warps: the max of every row, from the ring. They take turns at the stages.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/ring/copy.h"
 
 namespace detlogp::cuda::ring {
@@ -42,9 +40,9 @@ struct PackedMax {
   Pair value[4];
 
   __device__ __forceinline__ void reset() {
-    constexpr uint32_t kMinusInfinities = std::is_same<T, Half>::value ? 0xfc00fc00u : 0xff80ff80u;
+    constexpr uint32_t kMinusInfinity = Filler<T>::kMinusInfinity;  // of both
     for (Pair& v : value) {
-      memcpy(&v, &kMinusInfinities, sizeof(Pair));
+      memcpy(&v, &kMinusInfinity, sizeof(Pair));
     }
   }
   __device__ __forceinline__ void take(uint4 piece) {
