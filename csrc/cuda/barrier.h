@@ -1,5 +1,6 @@
 // Barriers in shared memory (mbarrier), clusters of blocks, and 16-byte copies from global to shared
 // memory that no register waits for: the instructions of sm_90 that CUDA C++ has no plain word for.
+// bulk.h has the copies of many bytes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -41,11 +42,14 @@ __device__ __forceinline__ void arrive(Barrier& barrier) {
 }
 
 // The same; the phase then also waits for so many bytes to be sent.
-__device__ __forceinline__ void arrive_and_expect(Barrier& barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(&barrier)),
+__device__ __forceinline__ void arrive_and_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
                "r"(bytes)
                : "memory");
+}
+
+__device__ __forceinline__ void arrive_and_expect(Barrier& barrier, int bytes) {
+  arrive_and_expect(shared_address(&barrier), bytes);
 }
 
 // Stores into the shared memory of block `rank`, for whoever waits there for the phase of `barrier`.
@@ -104,6 +108,16 @@ __device__ __forceinline__ void wait_for_cluster(const Barrier& barrier, uint32_
   }
 }
 
+// A block also has barriers of its own, with names from 1 to 15, for whole warps. `threads` counts those who
+// arrive and those who wait; these then see what those have stored.
+__device__ __forceinline__ void arrive_named(int name, int threads) {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void wait_named(int name, int threads) {
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
 __device__ __forceinline__ int rank_in_cluster() {
   uint32_t rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -153,6 +167,15 @@ __device__ __forceinline__ void load_shared(uint32_t from, uint32_t (&word)[4]) 
                : "r"(from));
 }
 
+// Word `w` of each thread is the one that it would load at its own 4-byte place, counted from what lanes 8 w
+// to 8 w + 7 pass: each of them the address of 16 bytes.
+__device__ __forceinline__ void load_matrices(
+    uint32_t from, uint32_t& word0, uint32_t& word1, uint32_t& word2, uint32_t& word3) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word0), "=r"(word1), "=r"(word2), "=r"(word3)
+               : "r"(from));
+}
+
 __device__ __forceinline__ void store_shared_32(uint32_t to, uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }
@@ -177,11 +200,10 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// Arrives when all copies that this thread has asked for are done.
-__device__ __forceinline__ void arrive_when_copied(Barrier& barrier) {
-  asm volatile(
-      "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier))
-      : "memory");
+// The phase, whose last arrival is still to come, then also waits for all copies that this thread has asked for.
+__device__ __forceinline__ void expect_copies(Barrier& barrier) {
+  asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier))
+               : "memory");
 }
 
 }  // namespace detlogp::cuda

@@ -55,6 +55,8 @@ class Lister {
       if (has_row) {
         arrive_and_expect(shared.full[slot], sizeof(shared.max[0]));
         arrive_and_expect(shared.done[slot], sizeof(shared.sums.of_row[0]));
+      } else {
+        arrive(shared.full[slot]);
       }
       arrive(shared.listed[slot]);
     }

@@ -24,13 +24,12 @@ class ExactSummer {
     Cursor row;
     int stage = set_;
     while (true) {
-      wait(shared.listed[row.slot], row.parity);
+      wait_for_cluster<S::kCluster>(shared.full[row.slot], row.parity);
       const RowInfo info = shared.info[row.slot];
       if (info.row < 0) {
         return;
       }
       reader_.begin(info);
-      wait_for_cluster<S::kCluster>(shared.full[row.slot], row.parity);
       const float largest = max_of_row(shared, row.slot);
       const float row_max = S::kIsGeneral ? largest / block_.divide.value : largest;
       const ExactScale scale = scale_of_sum(row_max, log2_scale_, S::kIsGeneral);

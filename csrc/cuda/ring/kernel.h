@@ -14,17 +14,21 @@
 //
 //     lister --rows--> copying warps --columns--> ring of stages --+--> summing warps --sums--> finisher
 //                                                                  |         ^                     |
-//                                                                  +--> max warps             logp, lse
+//                                                                  +----> max warps           logp, lse
 //
 // While a row is summed, the next one fills the stages that come free. Barriers:
 //
 //     listed[row]     lister -> all others of its block           info[row] tells where the row lies
-//     arrived[stage]  copying warps -> max and summing warps      the stage is here
+//     arrived[stage]  copying warps -> max warps                  the stage is here
 //     empty[stage]    summing warps -> copying warps              the stage was read
-//     full[row]       max warps of all blocks -> summing warps    every max is here
-//     passed          set of summing warps -> the next set        the sums of the lanes are here
+//     full[row]       max warps of all blocks -> summing warps    every max is here, and every stage
+//     named           a summing warp -> that of the next set      the sums of its lanes are here
 //     done[row]       summing warps of all blocks -> finisher     the sums of the groups are here
 //     ended[row]      finisher -> lister                          the slot is free
+//
+// A summing warp reads stages whose `arrived` it has not seen. A max warp has: it waits for a stage, and later
+// arrives at its own block's full[row]. Both are release and acquire within the block, and so are cumulative:
+// who has seen full[row] also sees what was copied.
 //
 // What belongs to row i lies in slot i mod kRowSlots. Once a block has ended row i, all blocks have
 // summed it, so each max of it was read; no block can send for row i + kRowSlots before. Blocks send to
@@ -40,8 +44,9 @@
 
 #include "cuda/facts.h"
 #include "cuda/forward.h"
+#include "cuda/ring/boxes.h"
 #include "cuda/ring/clerks.h"
-#include "cuda/ring/copy.h"
+#include "cuda/ring/edges.h"
 #include "cuda/ring/exact_sum.h"
 #include "cuda/ring/max.h"
 #include "cuda/ring/shape.h"
@@ -51,15 +56,8 @@ namespace detlogp::cuda::ring {
 
 template <class S>
 __device__ __forceinline__ void initialize(LockedSums<S>& sums) {
-  if (threadIdx.x == 0) {
-    for (auto& turn : sums.turn) {
-      for (Barrier& passed : turn.passed) {
-        init(passed, 1);
-      }
-    }
-  }
   for (int i = threadIdx.x; i < S::kSums * S::kBlockLanes; i += S::kThreads) {
-    sums.turn[0].sum[i / S::kSetThreads][i % S::kSetThreads] = 0;
+    sums.on_their_way[0][i / S::kSetThreads][i % S::kSetThreads] = 0;
   }
 }
 
@@ -72,12 +70,12 @@ __device__ __forceinline__ void initialize(Shared<S>& shared) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kRowSlots; ++i) {
       init(shared.listed[i], 1);
-      init(shared.full[i], 1);
+      init(shared.full[i], 1 + S::kMaxWarps);
       init(shared.done[i], 2);
       init(shared.ended[i], 1);
     }
     for (int i = 0; i < S::kStages; ++i) {
-      init(shared.arrived[i], 33);  // 32 for what they copy, 1 for what they store
+      init(shared.arrived[i], 1);
       init(shared.empty[i], S::kSetThreads / 32);
     }
   }
@@ -85,10 +83,10 @@ __device__ __forceinline__ void initialize(Shared<S>& shared) {
 }
 
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, 1)
-    forward_ring_kernel(const __grid_constant__ ForwardArgs args) {
+__global__ void __launch_bounds__(S::kThreads, 1) forward_ring_kernel(
+    const __grid_constant__ ForwardArgs args, const __grid_constant__ MemoryMap memory) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
-  extern __shared__ __align__(16) char stages[];
+  extern __shared__ __align__(128) char stages[];
   __shared__ Shared<S> shared;
   const int vocab = static_cast<int>(args.rows.vocab);
   const Block<S> block{
@@ -97,6 +95,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       vocab,
       S::kCluster > 1 ? rank_in_cluster() : 0,
       (vocab + S::kStageColumns - 1) / S::kStageColumns,
+      memory,
       Divisor<float>(args.temperature)};
   initialize(shared);
   S::kCluster > 1 ? sync_cluster() : __syncthreads();
@@ -104,10 +103,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   if (warp < S::kSumWarps) {
     using Sum = std::conditional_t<S::kIsExact, ExactSummer<S>, Summer<S>>;
     Sum(block, threadIdx.x).run();
-  } else if (warp < S::kFirstCopyWarp) {
+  } else if (warp < S::kBoxWarp) {
     max_of_rows(block, warp - S::kSumWarps);
-  } else if (warp < S::kLister) {
-    copy_rows(block, warp - S::kFirstCopyWarp);
+  } else if (warp == S::kBoxWarp) {
+    copy_boxes(block);
+  } else if (warp == S::kEdgeWarp) {
+    copy_edges(block);
   } else if (S::kClerks == 1) {
     Lister<S> lister(block, args);
     Finisher<S> finisher(block, args);
@@ -178,6 +179,17 @@ int clusters_at_a_time(int device) {
   return clusters[device];
 }
 
+// The slices of a block in a period, as many as a stage holds. Where a block has all lanes they are one piece,
+// and need no map.
+template <class S>
+const MemoryMap& slices_in_memory() {
+  static const MemoryMap map =
+      S::kCluster == 1
+          ? MemoryMap{}
+          : MemoryMap::of_slices(S::kPitch, kLanes * sizeof(typename S::Logit), S::kPeriods);
+  return map;
+}
+
 // A row must fit into the ring of its cluster, or its max would never be known.
 template <class S>
 bool fits(int64_t vocab, double share) {
@@ -191,11 +203,11 @@ bool launch(const ForwardArgs& args, void* stream, int device, int wanted) {
   const int64_t count = args.rows.count;
   constexpr int C = S::kCluster;
   if constexpr (C < kMaxCluster) {
+    using More = Shape<typename S::Logit, 2 * C, S::kIsExact, S::kIsGeneral>;
     const bool is_roomy = fits<S>(args.rows.vocab, S::Policy::kRoomyShare);
-    const bool prefers_more = !is_roomy || 2 * C * count <= facts_of(device).multiprocessors;
+    const bool prefers_more = !is_roomy || count <= clusters_at_a_time<More>(device);
     const bool goes_on = wanted == kAnyCluster ? prefers_more : C < wanted;
-    if (goes_on && launch<Shape<typename S::Logit, 2 * C, S::kIsExact, S::kIsGeneral>>(
-                       args, stream, device, wanted)) {
+    if (goes_on && launch<More>(args, stream, device, wanted)) {
       return true;
     }
   }
@@ -205,16 +217,18 @@ bool launch(const ForwardArgs& args, void* stream, int device, int wanted) {
     return false;
   }
   const int clusters = count < at_a_time ? static_cast<int>(count) : at_a_time;
-  // A copying warp without a stage in a row is not waited for when that row's slot is used again; nor,
-  // locked, a set of warps.
-  constexpr int kTurns = !S::kIsExact && S::kSets > S::kCopyWarps ? S::kSets : S::kCopyWarps;
-  const bool all_work = args.rows.vocab > (kTurns - 1) * int64_t{S::kStageColumns};
+  // The warp that copies inner stages, if a row has none, is not waited for when that row's slot is used again;
+  // nor, locked, a set of warps that has no stage of the row.
+  constexpr int kStagesAtLeast = !S::kIsExact && S::kSets > 3 ? S::kSets - 1 : 2;
+  const bool all_work = args.rows.vocab >= kStagesAtLeast * int64_t{S::kStageColumns} + 16;
   if (!all_work && count > (S::kRowSlots - 1) * int64_t{clusters}) {
     return false;
   }
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config = launch_config<S>(clusters, stream, &attribute);
-  check(cudaLaunchKernelEx(&config, forward_ring_kernel<S>, args), "launch of forward_ring_kernel");
+  check(
+      cudaLaunchKernelEx(&config, forward_ring_kernel<S>, args, slices_in_memory<S>()),
+      "launch of forward_ring_kernel");
   return true;
 }
 

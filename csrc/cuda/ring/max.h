@@ -1,7 +1,7 @@
 // The max warps: the max of every row, from the ring. They take turns at the stages.
 #pragma once
 
-#include "cuda/ring/copy.h"
+#include "cuda/ring/pieces.h"
 
 namespace detlogp::cuda::ring {
 
@@ -91,9 +91,13 @@ __device__ __forceinline__ void max_of_rows(const Block<S>& block, int warp) {
     wait(shared.listed[row.slot], row.parity);
     const RowInfo info = shared.info[row.slot];
     if (info.row < 0) {
+      if (lane == 0) {
+        arrive(shared.full[row.slot]);
+      }
       return;
     }
-    const bool has_last = lane < S::kPeriods && reinterpret_cast<uintptr_t>(info.begin) % 16 != 0;
+    const bool has_last =
+        Pieces<S>::has_last(lane) && reinterpret_cast<uintptr_t>(info.begin) % 16 != 0;
     max.reset();
     for (; stage < block.stages_per_row; stage += S::kMaxWarps) {
       wait(shared.arrived[take.slot], take.parity);
@@ -110,6 +114,10 @@ __device__ __forceinline__ void max_of_rows(const Block<S>& block, int warp) {
     const float value = max_of_warp<S::kIsExact>(max.result());
     if (lane < S::kCluster) {
       send(&shared.max[row.slot][place_of_max], shared.full[row.slot], lane, value);
+    }
+    // This warp has seen its stages arrive; whoever waits for the max need not look again.
+    if (lane == 0) {
+      arrive(shared.full[row.slot]);
     }
     row.advance(S::kRowSlots);
   }

@@ -14,56 +14,72 @@ class StageReader {
   using Columns = Logits<typename S::Logit, kThreadLanes>[S::kPeriods];
 
   __device__ __forceinline__ StageReader(const Block<S>& block, int thread)
-      : block_(block),
-        arrived_(in_register(shared_address(block.shared.arrived))),
+      : empty_(in_register(shared_address(block.shared.empty))),
         ring_(in_register(shared_address(block.ring) + thread % S::kSetThreads * kBytes)),
-        take_{thread / S::kSetThreads, 0} {
+        to_matrices_(
+            in_register(thread % 32 / 8 * S::kPitch + thread % 8 * 16 - thread % 32 * kBytes)),
+        take_(thread / S::kSetThreads) {
   }
 
   __device__ __forceinline__ void begin(const RowInfo& info) {
     shift_ = static_cast<int>(reinterpret_cast<uintptr_t>(info.begin) % 16);
   }
 
-  // Waits for a stage, calls f(columns), in which the columns beyond the row are -inf. The stage is
-  // free before that.
+  // Calls f(columns) with the next stage, in which the columns beyond the row are -inf. The stage, which is
+  // there when its row's max is known, is free before that.
   template <class F>
   __device__ __forceinline__ void read(const F& f) {
-    const uint32_t barrier = arrived_ + take_.slot * sizeof(Barrier);
-    wait(barrier, take_.parity);
-    const uint32_t from = ring_ + shift_ + take_.slot * S::kStageBytes;
+    const uint32_t from = ring_ + shift_ + take_ * S::kStageBytes;
     Columns columns;
-    if (shift_ % kBytes == 0) {
-#pragma unroll
-      for (int p = 0; p < S::kPeriods; ++p) {
-        columns[p].load(from + p * S::kPitch);
-      }
-      release(barrier);
+    if (shift_ % kAlignment == 0) {
+      load(columns, from);
+      release();
       f(columns);
     } else {
 #pragma unroll
       for (int p = 0; p < S::kPeriods; ++p) {
         columns[p].load_shifted(from + p * S::kPitch);
       }
-      release(barrier);
+      release();
       f(columns);
     }
   }
 
  private:
   static constexpr int kBytes = kThreadLanes * static_cast<int>(sizeof(typename S::Logit));
+  // Where a thread has one word of a period, a warp's eight pieces of 16 bytes are what ldmatrix calls a matrix.
+  static constexpr bool kHasMatrices = kBytes == 4 && S::kPeriods % 4 == 0;
+  static constexpr int kAlignment = kHasMatrices ? 16 : kBytes;
 
-  __device__ __forceinline__ void release(uint32_t arrived_barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      arrive(arrived_barrier + sizeof(Barrier) * S::kStages);  // the stage's `empty`
+  __device__ __forceinline__ void load(Columns& columns, uint32_t from) const {
+    if constexpr (kHasMatrices) {
+#pragma unroll
+      for (int p = 0; p < S::kPeriods; p += 4) {
+        load_matrices(
+            from + to_matrices_ + p * S::kPitch, columns[p].word[0], columns[p + 1].word[0],
+            columns[p + 2].word[0], columns[p + 3].word[0]);
+      }
+    } else {
+#pragma unroll
+      for (int p = 0; p < S::kPeriods; ++p) {
+        columns[p].load(from + p * S::kPitch);
+      }
     }
-    take_.advance(S::kStages, S::kSets);
   }
 
-  const Block<S>& block_;
-  uint32_t arrived_;  // addresses in shared memory
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      arrive(empty_ + take_ * sizeof(Barrier));
+    }
+    take_ += S::kSets;
+    take_ -= take_ >= S::kStages ? S::kStages : 0;
+  }
+
+  uint32_t empty_;  // addresses in shared memory
   uint32_t ring_;
-  Cursor take_;
+  uint32_t to_matrices_;  // from a thread's own place to the piece whose address it gives
+  int take_;              // the next stage's place
   int shift_ = 0;
 };
 

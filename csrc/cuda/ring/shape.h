@@ -6,6 +6,7 @@
 
 #include "core/row.h"
 #include "cuda/barrier.h"
+#include "cuda/bulk.h"
 #include "cuda/device.h"
 #include "cuda/policy.h"
 
@@ -27,8 +28,9 @@ struct Shape {
 
   static constexpr int kBlockLanes = kLanes / C;
   static constexpr int kSliceBytes = kBlockLanes * static_cast<int>(sizeof(T));
-  // A slice that begins between two 16-byte boundaries touches one 16-byte piece more.
-  static constexpr int kPitch = kSliceBytes + 16;
+  // A slice that begins between two 16-byte boundaries touches one 16-byte piece more: the next slice's first
+  // where a block has all lanes, else one of its own.
+  static constexpr int kPitch = kSliceBytes + (C == 1 ? 0 : 16);
 
   // A set of summing warps has all of the block's lanes, a thread kThreadLanes neighbouring ones.
   static constexpr int kThreadLanes =
@@ -41,23 +43,24 @@ struct Shape {
   static constexpr int kBytePeriods = Policy::kStageBytes / kSliceBytes;
   static constexpr int kPeriods = kTermPeriods < kBytePeriods ? kTermPeriods : kBytePeriods;
   static constexpr int kStageColumns = kPeriods * kLanes;
-  static constexpr int kStageBytes = kPeriods * kPitch;
+  static constexpr int kFilledBytes = kPeriods * kPitch + (C == 1 ? 16 : 0);  // of a stage
+  static constexpr int kStageBytes = (kFilledBytes + 127) / 128 * 128;        // boxes lie on 128
   static constexpr int kRowSlots = C == 1 ? 8 : 4;
   static constexpr int kSumWarps = kSets * kSetThreads / 32;
   static constexpr int kMaxWarps = Policy::kMaxWarps;
 
-  // What `Shared` takes beside the stages: of a row, its barriers, its info and its maxes; the sums; 16
-  // bytes for alignment; and the two barriers of each stage.
+  // What `Shared` takes beside the stages: of a row, its barriers, its info and its maxes; the sums; what
+  // alignment takes; and the two barriers of each stage.
   static constexpr int kRowBytes = 4 * 8 + 24 + (C * kMaxWarps + 1) * 4;
-  static constexpr int kSumBytes = IsExact ? kRowSlots * kSums * C * kSumWarps * 8
-                                           : kSets * (kSetThreads / 4 + kSums * kBlockLanes * 4) +
-                                                 kRowSlots * kSums * kGroups * 4;
+  static constexpr int kSumBytes =
+      IsExact ? kRowSlots * kSums * C * kSumWarps * 8
+              : kSets * kSums * kBlockLanes * 4 + kRowSlots * kSums * kGroups * 4;
   static constexpr int kStages =
-      (Policy::kSharedBytes - kRowSlots * kRowBytes - kSumBytes - 16) / (kStageBytes + 16);
+      (Policy::kSharedBytes - kRowSlots * kRowBytes - kSumBytes - 128) / (kStageBytes + 16);
 
-  static constexpr int kCopyWarps = Policy::kCopyWarps;
-  static constexpr int kFirstCopyWarp = kSumWarps + kMaxWarps;
-  static constexpr int kLister = kFirstCopyWarp + kCopyWarps;
+  static constexpr int kBoxWarp = kSumWarps + kMaxWarps;
+  static constexpr int kEdgeWarp = kBoxWarp + 1;
+  static constexpr int kLister = kEdgeWarp + 1;
   static constexpr int kClerks = C == 1 ? 2 : 1;
   static constexpr int kThreads = 32 * (kLister + kClerks);
 };
@@ -68,15 +71,10 @@ struct RowInfo {
   const char* begin;
 };
 
-// Locked: the lane sums on their way to a set, and a barrier a warp; of a row, the sums of its groups.
+// Locked: the lane sums on their way to a set; of a row, the sums of its groups.
 template <class S>
 struct LockedSums {
-  struct Turn {
-    Barrier passed[S::kSetThreads / 32];
-    float sum[S::kSums * S::kThreadLanes][S::kSetThreads];
-  };
-
-  Turn turn[S::kSets];
+  float on_their_way[S::kSets][S::kSums * S::kThreadLanes][S::kSetThreads];
   float of_row[S::kRowSlots][S::kSums * kGroups];
 };
 
@@ -121,6 +119,7 @@ struct Block {
   int vocab;
   int rank;
   int stages_per_row;
+  const MemoryMap& memory;
   Divisor<float> divide;  // by the temperature, where it is general
 
   __device__ __forceinline__ char* stage(int slot) const {

@@ -21,12 +21,17 @@ class Summer {
         reader_(block, thread),
         thread_(thread % S::kSetThreads),
         set_(thread / S::kSetThreads),
-        turn_parity_(set_ == 0 ? 1 : 0) {
-    const auto turn = [&](int set) {
-      return in_register(shared_address(&block.shared.sums.turn[set]));
+        next_set_(set_ + 1 == S::kSets ? 0 : set_ + 1) {
+    const auto place_of = [&](int set) {
+      return in_register(
+          shared_address(block.shared.sums.on_their_way[set]) + thread_ * sizeof(float));
     };
-    mine_ = turn(set_);
-    next_ = turn(set_ + 1 == S::kSets ? 0 : set_ + 1);
+    mine_ = place_of(set_);
+    next_ = place_of(next_set_);
+    // The first sums are zeros, and there.
+    if (next_set_ == 0) {
+      arrive_named(name_of(next_set_), kPassingThreads);
+    }
   }
 
   __device__ __forceinline__ void run() {
@@ -34,13 +39,12 @@ class Summer {
     Cursor row;
     int stage = set_;
     while (true) {
-      wait(shared.listed[row.slot], row.parity);
+      wait_for_cluster<S::kCluster>(shared.full[row.slot], row.parity);
       const RowInfo info = shared.info[row.slot];
       if (info.row < 0) {
         return;
       }
       reader_.begin(info);
-      wait_for_cluster<S::kCluster>(shared.full[row.slot], row.parity);
       row_max_ = max_of_row(shared, row.slot);
       if constexpr (S::kIsGeneral) {
         row_max_ = max_of_quotients(row_max_, block_.divide.value);
@@ -61,6 +65,9 @@ class Summer {
   static_assert(S::kPeriods % kEntropyGroup == 0, "the entropy's fours lie in a stage");
   using Parts = float[kParts][kThreadLanes];
   using Sums = float[S::kSums * kThreadLanes];  // the entropy's follow
+  static constexpr int kSetWarps = S::kSetThreads / 32;
+  static constexpr int kPassingThreads = 64;  // of the warp that passes its sums, and of the next
+  static_assert(S::kSets * kSetWarps <= 15, "each summing warp has a named barrier");
 
   // All terms of a stage are made before the sums that they are added to are waited for. The reader's
   // two ways to make them meet before that wait, so that compilers cannot move their making behind it.
@@ -121,29 +128,30 @@ class Summer {
   }
 
   // The sums of a lane go from set to set, as the stages do, also from row to row: so a set's place
-  // for them is free when it is written again. Set 0 finds zeros there, and need not wait for them.
-  __device__ __forceinline__ void receive(Sums& sum) {
-    wait(mine_ + thread_ / 32 * sizeof(Barrier), turn_parity_);
-    turn_parity_ ^= 1;
+  // for them is free when it is written again.
+  __device__ __forceinline__ void receive(Sums& sum) const {
+    wait_named(name_of(set_), kPassingThreads);
 #pragma unroll
     for (int l = 0; l < S::kSums * kThreadLanes; ++l) {
       sum[l] = __uint_as_float(load_shared_32(mine_ + place_of_sum(l)));
     }
   }
 
-  __device__ __forceinline__ void pass_on(const Sums& sum) {
+  __device__ __forceinline__ void pass_on(const Sums& sum) const {
 #pragma unroll
     for (int l = 0; l < S::kSums * kThreadLanes; ++l) {
       store_shared_32(next_ + place_of_sum(l), __float_as_uint(sum[l]));
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      arrive(next_ + thread_ / 32 * sizeof(Barrier));
-    }
+    arrive_named(name_of(next_set_), kPassingThreads);
   }
 
-  __device__ __forceinline__ uint32_t place_of_sum(int l) const {
-    return S::kSetThreads / 32 * sizeof(Barrier) + (l * S::kSetThreads + thread_) * sizeof(float);
+  // The barrier at which this warp's lanes in that set wait for their sums.
+  __device__ __forceinline__ int name_of(int set) const {
+    return 1 + set * kSetWarps + thread_ / 32;
+  }
+
+  __device__ __forceinline__ static constexpr uint32_t place_of_sum(int l) {
+    return l * S::kSetThreads * sizeof(float);
   }
 
   // The tree over a group of 32 lanes, whose sums are `sum`; the group's first thread has the result.
@@ -187,9 +195,9 @@ class Summer {
   StageReader<S> reader_;
   int thread_;
   int set_;
+  int next_set_;
   uint32_t mine_;  // addresses in shared memory
   uint32_t next_;
-  uint32_t turn_parity_;
   float row_max_ = 0;
 };
 
