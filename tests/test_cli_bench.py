@@ -108,7 +108,9 @@ def test_scaling(tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]
     arguments = ["--scaling", "--device", device, "--quick", "--rounds", "1"]
     assert main(["bench", *arguments, "--output", str(tmp_path)]) == 0
     with (tmp_path / "bench.csv").open(newline="") as file:
-        cases = {row["case"] for row in csv.DictReader(file) if row["method"] != "host"}
+        rows = [row for row in csv.DictReader(file) if row["method"] != "host"]
+    assert {row["variant"] for row in rows} == {"detlogp"}  # or a line would be of two
+    cases = {row["case"] for row in rows}
     assert {"1 x 4096 bfloat16", "1 x 4096 float32"} <= cases
     assert len({case.split()[2] for case in cases}) > 4
     assert (tmp_path / "bench.png").stat().st_size > 10000

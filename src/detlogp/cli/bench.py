@@ -109,7 +109,12 @@ def _host_variants(variants: Mapping[str, Implementation]) -> dict[str, Implemen
 
 
 def collect(
-    variants: Mapping[str, Implementation], jobs: Jobs, device: str, rounds: int
+    variants: Mapping[str, Implementation],
+    jobs: Jobs,
+    device: str,
+    rounds: int,
+    *,
+    with_entropy: bool,
 ) -> tuple[list[Row], float]:
     rows: list[Row] = []
     copied = timing.copy_gb_s(device)
@@ -118,7 +123,7 @@ def collect(
         chosen = {variant: run for variant, run in variants.items() if variant not in wrong}
         if name == TRAINING_STEP and "detlogp" in variants:
             chosen["detlogp in place"] = in_place
-        if name in ("forward", "forward + backward"):
+        if with_entropy and name in ("forward", "forward + backward"):
             more = {f"{v} + entropy": run for v, run in WITH_ENTROPY.items() if v in variants}
             chosen |= more
         rows += timing.measure(name, benchmark, case, chosen, device, rounds, copied)
@@ -165,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
     on_cuda = device.startswith("cuda")
     host = timing.host_us(_host_variants(variants), device) if on_cuda else {}
     jobs = (_scaling_jobs if args.scaling else _jobs)(device, args.quick)
-    rows, copied = collect(variants, jobs, device, rounds)
+    rows, copied = collect(variants, jobs, device, rounds, with_entropy=not args.scaling)
     console = Console(highlight=False)
     show(console, rows, copied)
     for name, microseconds in host.items():
