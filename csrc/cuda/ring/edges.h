@@ -1,4 +1,4 @@
-// The warp that copies the stages in which a row begins or ends, 16 bytes at a time.
+// The stages in which a row begins or ends: a warp copies them, 16 bytes at a time.
 #pragma once
 
 #include "cuda/ring/pieces.h"
@@ -67,36 +67,5 @@ class Edges {
   uint4 head_{};  // the first piece and the last, where they hold other bytes too
   uint4 tail_{};
 };
-
-template <class S>
-__device__ __forceinline__ void copy_edges(const Block<S>& block) {
-  Shared<S>& shared = block.shared;
-  const int lane = threadIdx.x % 32;
-  const Pieces<S> pieces(lane);
-  Cursor row;
-  Cursor fill{0, 1};
-  while (true) {
-    wait(shared.listed[row.slot], row.parity);
-    const RowInfo info = shared.info[row.slot];
-    if (info.row < 0) {
-      return;
-    }
-    const Source<S> source(block, info.begin);
-    const Edges<S> edges(block, info.begin, source);
-    for (int stage = 0; stage < block.stages_per_row; ++stage) {
-      if (!source.is_inner(stage)) {
-        wait(shared.empty[fill.slot], fill.parity);
-        edges.copy(pieces, stage, shared_address(block.stage(fill.slot)));
-        expect_copies(shared.arrived[fill.slot]);
-        __syncwarp();
-        if (lane == 0) {
-          arrive(shared.arrived[fill.slot]);
-        }
-      }
-      fill.advance(S::kStages);
-    }
-    row.advance(S::kRowSlots);
-  }
-}
 
 }  // namespace detlogp::cuda::ring

@@ -18,7 +18,7 @@
 //
 // While a row is summed, the next one fills the stages that come free. Barriers:
 //
-//     listed[row]     lister -> all others of its block           info[row] tells where the row lies
+//     listed[row]     lister -> all but the summing warps         info[row] tells where the row lies
 //     arrived[stage]  copying warps -> max warps                  the stage is here
 //     empty[stage]    summing warps -> copying warps              the stage was read
 //     full[row]       max warps of all blocks -> summing warps    every max is here, and every stage
@@ -29,6 +29,9 @@
 // A summing warp reads stages whose `arrived` it has not seen. A max warp has: it waits for a stage, and later
 // arrives at its own block's full[row]. Both are release and acquire within the block, and so are cumulative:
 // who has seen full[row] also sees what was copied.
+//
+// A barrier says no more than whether its phase is odd. So who waits for a phase has waited for the one before: each
+// place of the ring always has the same copying warp and the same max warp (their numbers divide that of the stages).
 //
 // What belongs to row i lies in slot i mod kRowSlots. Once a block has ended row i, all blocks have
 // summed it, so each max of it was read; no block can send for row i + kRowSlots before. Blocks send to
@@ -44,9 +47,8 @@
 
 #include "cuda/facts.h"
 #include "cuda/forward.h"
-#include "cuda/ring/boxes.h"
 #include "cuda/ring/clerks.h"
-#include "cuda/ring/edges.h"
+#include "cuda/ring/copy.h"
 #include "cuda/ring/exact_sum.h"
 #include "cuda/ring/max.h"
 #include "cuda/ring/shape.h"
@@ -103,12 +105,10 @@ __global__ void __launch_bounds__(S::kThreads, 1) forward_ring_kernel(
   if (warp < S::kSumWarps) {
     using Sum = std::conditional_t<S::kIsExact, ExactSummer<S>, Summer<S>>;
     Sum(block, threadIdx.x).run();
-  } else if (warp < S::kBoxWarp) {
+  } else if (warp < S::kFirstCopyWarp) {
     max_of_rows(block, warp - S::kSumWarps);
-  } else if (warp == S::kBoxWarp) {
-    copy_boxes(block);
-  } else if (warp == S::kEdgeWarp) {
-    copy_edges(block);
+  } else if (warp < S::kLister) {
+    copy_rows(block, warp - S::kFirstCopyWarp);
   } else if (S::kClerks == 1) {
     Lister<S> lister(block, args);
     Finisher<S> finisher(block, args);
@@ -205,7 +205,8 @@ bool launch(const ForwardArgs& args, void* stream, int device, int wanted) {
   if constexpr (C < kMaxCluster) {
     using More = Shape<typename S::Logit, 2 * C, S::kIsExact, S::kIsGeneral>;
     const bool is_roomy = fits<S>(args.rows.vocab, S::Policy::kRoomyShare);
-    const bool prefers_more = !is_roomy || count <= clusters_at_a_time<More>(device);
+    const bool prefers_more = !is_roomy || (2 * C * count <= facts_of(device).multiprocessors &&
+                                            count <= clusters_at_a_time<More>(device));
     const bool goes_on = wanted == kAnyCluster ? prefers_more : C < wanted;
     if (goes_on && launch<More>(args, stream, device, wanted)) {
       return true;
@@ -217,10 +218,10 @@ bool launch(const ForwardArgs& args, void* stream, int device, int wanted) {
     return false;
   }
   const int clusters = count < at_a_time ? static_cast<int>(count) : at_a_time;
-  // The warp that copies inner stages, if a row has none, is not waited for when that row's slot is used again;
-  // nor, locked, a set of warps that has no stage of the row.
-  constexpr int kStagesAtLeast = !S::kIsExact && S::kSets > 3 ? S::kSets - 1 : 2;
-  const bool all_work = args.rows.vocab >= kStagesAtLeast * int64_t{S::kStageColumns} + 16;
+  // A copying warp without a stage in a row is not waited for when that row's slot is used again; nor,
+  // locked, a set of warps.
+  constexpr int kTurns = !S::kIsExact && S::kSets > S::kCopyWarps ? S::kSets : S::kCopyWarps;
+  const bool all_work = args.rows.vocab > (kTurns - 1) * int64_t{S::kStageColumns};
   if (!all_work && count > (S::kRowSlots - 1) * int64_t{clusters}) {
     return false;
   }

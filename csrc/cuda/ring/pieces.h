@@ -93,7 +93,7 @@ struct Source {
 
   const char* slice;  // where period 0 of this block's slice begins, rounded down to 16 bytes
   bool is_shifted;    // by that
-  // first_inner <= k < last_inner: stage k touches neither the first nor the last piece of the row.
+  // first_inner <= k < last_inner: stage k lies in the row, and so does the piece behind each of its slices.
   int first_inner;
   int last_inner;
 

@@ -55,12 +55,15 @@ struct Shape {
   static constexpr int kSumBytes =
       IsExact ? kRowSlots * kSums * C * kSumWarps * 8
               : kSets * kSums * kBlockLanes * 4 + kRowSlots * kSums * kGroups * 4;
-  static constexpr int kStages =
+  static constexpr int kCopyWarps = Policy::kCopyWarps;
+  static constexpr int kMost =
       (Policy::kSharedBytes - kRowSlots * kRowBytes - kSumBytes - 128) / (kStageBytes + 16);
+  static constexpr int kStages = kMost / kCopyWarps * kCopyWarps;
+  static_assert(
+      kStages % kMaxWarps == 0, "a place of the ring has its copying warp and its max warp");
 
-  static constexpr int kBoxWarp = kSumWarps + kMaxWarps;
-  static constexpr int kEdgeWarp = kBoxWarp + 1;
-  static constexpr int kLister = kEdgeWarp + 1;
+  static constexpr int kFirstCopyWarp = kSumWarps + kMaxWarps;
+  static constexpr int kLister = kFirstCopyWarp + kCopyWarps;
   static constexpr int kClerks = C == 1 ? 2 : 1;
   static constexpr int kThreads = 32 * (kLister + kClerks);
 };
