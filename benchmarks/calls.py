@@ -20,15 +20,14 @@ from torch import Tensor
 
 import detlogp
 from detlogp.evidence.machine import facts
+from detlogp.evidence.peers import find
 from detlogp.evidence.timing import events_ms, host_us
+from detlogp.evidence.works import Case, make_inputs
 
 VOCAB = 151936
+TORCH = find("torch-log-softmax").load()
 REPLAYS, WARM_UP = 15, 3
 Call = Callable[[], object]
-
-
-def torch_logp(logits: Tensor, token_ids: Tensor) -> Tensor:
-    return torch.log_softmax(logits, -1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
 
 def graph_ms(call: Call) -> dict[str, float]:
@@ -46,26 +45,21 @@ def graph_ms(call: Call) -> dict[str, float]:
     return result
 
 
-def random_case(rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    logits = 3 * torch.randn(rows, VOCAB, device="cuda", dtype=dtype)
-    return logits, torch.randint(VOCAB, (rows,), device="cuda")
-
-
 def gradient(forward: Callable[[], Tensor], leaf: Tensor) -> Tensor:
     value = forward()
     return torch.autograd.grad(value, leaf, torch.ones_like(value))[0]
 
 
 def few_rows(rows: int) -> dict[str, Call]:
-    logits, token_ids = random_case(rows, torch.bfloat16)
+    logits, token_ids, _ = make_inputs(Case(rows, VOCAB, torch.bfloat16), "cuda")
     return {
         f"{rows} rows, detlogp": lambda: detlogp.logp(logits, token_ids),
-        f"{rows} rows, torch": lambda: torch_logp(logits, token_ids),
+        f"{rows} rows, torch": lambda: TORCH(logits, token_ids),
     }
 
 
 def many_rows(dtype: torch.dtype) -> dict[str, Call]:
-    logits, token_ids = random_case(4096, dtype)
+    logits, token_ids, _ = make_inputs(Case(4096, VOCAB, dtype), "cuda")
     leaf = logits.detach().requires_grad_()
     calls: dict[str, Call] = {}
     for contract in ("locked", "exact"):
@@ -96,7 +90,7 @@ def main() -> None:
             times[name] = graph_ms(call)
             console.print(name, times[name])
         torch.cuda.empty_cache()
-    host = host_us({"detlogp": detlogp.logp, "torch": torch_logp}, "cuda:0")
+    host = host_us({"detlogp": detlogp.logp, "torch": TORCH}, "cuda:0")
     console.print("host, us a call", host)
     if options.output is not None:
         record = {"graph_ms": times, "host_us": host, "machine": facts("cuda:0")}
