@@ -28,8 +28,8 @@ struct RingPolicy {
   static constexpr int kTerms = ElementBytes == 2 ? 32 : 16;  // of a thread and stage, at most
   static constexpr int kTermsOfOneBlock = IsGeneral ? 16 : kTerms;  // where a block has the row
   // 16 warps may have 128 registers a thread, 20 have 96, 24 have 80.
-  static constexpr int kMaxWarps = 2;  // divides the next
-  static constexpr int kCopyWarps = 2;
+  static constexpr int kMaxWarps = IsExact ? 3 : 2;  // divides the next
+  static constexpr int kCopyWarps = IsExact ? 3 : 2;
   static constexpr double kRoomyShare = 0.75;  // of the ring, for one row
 };
 
