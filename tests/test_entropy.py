@@ -257,6 +257,27 @@ def test_cuda_layouts(
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("temperature", [1e-30, 1e-4, 37.5, 1e6, 1e30])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_cuda_layouts_with_any_temperature(
+    dtype: torch.dtype, temperature: float, generator: torch.Generator
+) -> None:
+    """A temperature moves the bound below which exponentials are subnormal."""
+    problem = random_problem(9, 32000, dtype, "cuda", generator)
+    x, ids = problem.logits, problem.token_ids
+    for row in range(6):
+        x[row].uniform_(-2, 0).mul_(87 * min(temperature, 600) / 10**row)
+    x[7] = -INF
+    x[7, 5] = 1
+    with cuda_layout("rows"):
+        expected = all_of(x, ids, temperature=temperature)
+    for layout in ("ring1", "ring2", "ring4", "ring8"):
+        with cuda_layout(layout):
+            for one, other in zip(all_of(x, ids, temperature=temperature), expected, strict=True):
+                assert_same_bits(one, other)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
 def test_the_exact_gradient_on_cuda_is_the_cpus(
     dtype: torch.dtype, generator: torch.Generator

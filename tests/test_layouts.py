@@ -102,6 +102,27 @@ def _common_offset(row: Tensor) -> None:
     row.sub_(1e4)
 
 
+def _parts_far_below(row: Tensor) -> None:
+    """Stages with and without such terms, and the bound between."""
+    row[8::4096] = -120
+    row[20000:30000] = -88
+    row[-9000:].uniform_(-78, -68)
+
+
+def _tiny(row: Tensor) -> None:
+    """Differences that only the lowest bits of 2^f show."""
+    row.mul_(1e-5)
+
+
+def _largest(row: Tensor) -> None:
+    row.copy_(torch.finfo(row.dtype).max * torch.rand_like(row, dtype=torch.float32).sub_(0.5))
+
+
+def _lowest(row: Tensor) -> None:
+    row.fill_(torch.finfo(row.dtype).min)
+    row[100:40000] = -torch.inf
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     "change",
@@ -113,6 +134,10 @@ def _common_offset(row: Tensor) -> None:
         _all,
         _far_below_the_max,
         _common_offset,
+        _parts_far_below,
+        _tiny,
+        _largest,
+        _lowest,
     ],
 )
 def test_special_rows(

@@ -16,20 +16,19 @@ struct ForwardPolicy {
   static constexpr int64_t kFewRows = 128;
 };
 
-// The ring of the forward, by the size of a logit, the contract, and whether there are temperatures and the
-// entropy, which need registers. Measured on 9.0; 10.0, which has the
-// same shared memory, uses the same numbers.
-template <int ElementBytes, bool IsExact, bool IsGeneral>
+// The ring of the forward, by the size of a logit, the blocks of a row, the contract, and whether there are temperatures
+// and the entropy, which need registers. Measured on 9.0; 10.0, which has the same shared memory, uses the same numbers.
+template <int ElementBytes, int Blocks, bool IsExact, bool IsGeneral>
 struct RingPolicy {
   static constexpr int kSharedBytes = 227 * 1024;  // of a block
   static constexpr int kStageBytes = 8192;         // of logits, at most
-  static constexpr int kSumThreads = IsExact && ElementBytes == 2 ? 512 : 384;
-  static constexpr int kSetThreads = 128;                     // of the summing threads, at most
-  static constexpr int kTerms = ElementBytes == 2 ? 32 : 16;  // of a thread and stage, at most
-  static constexpr int kTermsOfOneBlock = IsGeneral ? 16 : kTerms;  // where a block has the row
   // 16 warps may have 128 registers a thread, 20 have 96, 24 have 80.
-  static constexpr int kMaxWarps = IsExact ? 3 : 2;  // divides the next
-  static constexpr int kCopyWarps = IsExact ? 3 : 2;
+  static constexpr int kSumThreads = ElementBytes == 2 || (IsExact && !IsGeneral) ? 512 : 384;
+  static constexpr int kSetThreads = 128;  // of the summing threads, at most
+  static constexpr int kTerms =            // of a thread and stage, at most
+      ElementBytes == 2 && !(Blocks == 1 && IsExact && IsGeneral) ? 32 : 16;
+  static constexpr int kCopyWarps =  // and as many for the max
+      IsExact || (ElementBytes == 2 && (IsGeneral || Blocks == 1)) ? 3 : 2;
   static constexpr double kRoomyShare = 0.75;  // of the ring, for one row
 };
 

@@ -67,8 +67,8 @@ class Lister {
   }
 
  private:
-  // As measured: more at a time cost other shapes registers.
-  static constexpr int kWords = S::kCluster == 2 && !S::kIsGeneral ? 8 : 4;
+  static constexpr int kWords =
+      6;  // more at a time would need more than the 80 registers that there are
   static constexpr int kRows = 32 * kWords;
 
   // Asks for what tells whether the next rows are scored, one of each 32 a lane. No load waits for
@@ -206,20 +206,5 @@ class Finisher {
   Cursor row_;
   int storing_rank_ = 0;  // the blocks of a cluster take turns
 };
-
-// Both in one warp: where rows are long, a second warp would cost the others registers.
-template <class S>
-__device__ __forceinline__ void keep_books(Lister<S>& lister, Finisher<S>& finisher) {
-  bool more = true;
-  for (int ahead = 0; more || ahead > 0;) {
-    if (more && ahead < S::kRowSlots) {
-      more = lister.list();
-      ahead += more ? 1 : 0;
-    } else {
-      finisher.finish();
-      --ahead;
-    }
-  }
-}
 
 }  // namespace detlogp::cuda::ring

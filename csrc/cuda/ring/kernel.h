@@ -109,10 +109,6 @@ __global__ void __launch_bounds__(S::kThreads, 1) forward_ring_kernel(
     max_of_rows(block, warp - S::kSumWarps);
   } else if (warp < S::kLister) {
     copy_rows(block, warp - S::kFirstCopyWarp);
-  } else if (S::kClerks == 1) {
-    Lister<S> lister(block, args);
-    Finisher<S> finisher(block, args);
-    keep_books(lister, finisher);
   } else if (warp == S::kLister) {
     Lister<S> lister(block, args);
     while (lister.list()) {

@@ -1,10 +1,16 @@
 // The neighbouring logits of one thread, from shared memory, as they lie in memory.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/barrier.h"
 #include "cuda/device.h"
 
 namespace detlogp::cuda::ring {
+
+// Two logits of two bytes, on which instructions work at a time.
+template <class T>
+using Pair = std::conditional_t<std::is_same<T, Half>::value, __half2, __nv_bfloat162>;
 
 template <class T, int Lanes>
 struct Logits {
@@ -40,6 +46,14 @@ struct Logits {
       word[w] = __funnelshift_r(low, high, bits);
       low = high;
     }
+  }
+
+  // Of two bytes each; where a thread has one, it is both.
+  __device__ __forceinline__ Pair<T> pair(int w) const {
+    const uint32_t both = kBytes == 2 ? word[w] * 0x10001u : word[w];
+    Pair<T> result;
+    memcpy(&result, &both, sizeof(both));
+    return result;
   }
 
   __device__ __forceinline__ float widened(int l) const {

@@ -1,6 +1,7 @@
 // The max warps: the max of every row, from the ring. They take turns at the stages.
 #pragma once
 
+#include "cuda/ring/logits.h"
 #include "cuda/ring/pieces.h"
 
 namespace detlogp::cuda::ring {
@@ -35,18 +36,18 @@ struct PieceMax<float, KeepsNan> {
 };
 
 // Two elements at a time.
-template <class T, class Pair, bool KeepsNan>
+template <class T, bool KeepsNan>
 struct PackedMax {
-  Pair value[4];
+  Pair<T> value[4];
 
   __device__ __forceinline__ void reset() {
     constexpr uint32_t kMinusInfinity = Filler<T>::kMinusInfinity;  // of both
-    for (Pair& v : value) {
-      memcpy(&v, &kMinusInfinity, sizeof(Pair));
+    for (Pair<T>& v : value) {
+      memcpy(&v, &kMinusInfinity, sizeof(v));
     }
   }
   __device__ __forceinline__ void take(uint4 piece) {
-    Pair pair[4];
+    Pair<T> pair[4];
     memcpy(pair, &piece, sizeof(piece));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -54,7 +55,8 @@ struct PackedMax {
     }
   }
   __device__ __forceinline__ float result() const {
-    const Pair pair = larger_pair(larger_pair(value[0], value[1]), larger_pair(value[2], value[3]));
+    const Pair<T> pair =
+        larger_pair(larger_pair(value[0], value[1]), larger_pair(value[2], value[3]));
     T element[2];
     memcpy(element, &pair, sizeof(pair));
     return larger_of<KeepsNan>(
@@ -63,16 +65,16 @@ struct PackedMax {
   }
 
  private:
-  __device__ __forceinline__ static Pair larger_pair(Pair a, Pair b) {
+  __device__ __forceinline__ static Pair<T> larger_pair(Pair<T> a, Pair<T> b) {
     return KeepsNan ? __hmax2_nan(a, b) : __hmax2(a, b);
   }
 };
 
 template <bool KeepsNan>
-struct PieceMax<Half, KeepsNan> : PackedMax<Half, __half2, KeepsNan> {};
+struct PieceMax<Half, KeepsNan> : PackedMax<Half, KeepsNan> {};
 
 template <bool KeepsNan>
-struct PieceMax<BFloat16, KeepsNan> : PackedMax<BFloat16, __nv_bfloat162, KeepsNan> {};
+struct PieceMax<BFloat16, KeepsNan> : PackedMax<BFloat16, KeepsNan> {};
 
 template <class S>
 using MaxOf = PieceMax<typename S::Logit, S::kIsExact>;

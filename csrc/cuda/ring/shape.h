@@ -19,12 +19,13 @@ constexpr int kGroups = kLanes / kGroup;
 template <class T, int C, bool IsExact, bool IsGeneral>
 struct Shape {
   using Logit = T;
-  using Policy = RingPolicy<sizeof(T), IsExact, IsGeneral>;
+  using Policy = RingPolicy<sizeof(T), C, IsExact, IsGeneral>;
 
   static constexpr int kCluster = C;
   static constexpr bool kIsExact = IsExact;      // the contract
   static constexpr bool kIsGeneral = IsGeneral;  // temperatures and the entropy, a second sum
   static constexpr int kSums = IsGeneral ? 2 : 1;
+  static constexpr bool kHasTerms = !IsExact && sizeof(T) == 2;  // of one number each (cuda/exp.h)
 
   static constexpr int kBlockLanes = kLanes / C;
   static constexpr int kSliceBytes = kBlockLanes * static_cast<int>(sizeof(T));
@@ -38,8 +39,7 @@ struct Shape {
   static constexpr int kSetThreads = kBlockLanes / kThreadLanes;
   static constexpr int kSets = Policy::kSumThreads / kSetThreads;
 
-  static constexpr int kTermPeriods =
-      (C == 1 ? Policy::kTermsOfOneBlock : Policy::kTerms) / kThreadLanes;
+  static constexpr int kTermPeriods = Policy::kTerms / kThreadLanes;
   static constexpr int kBytePeriods = Policy::kStageBytes / kSliceBytes;
   static constexpr int kPeriods = kTermPeriods < kBytePeriods ? kTermPeriods : kBytePeriods;
   static constexpr int kStageColumns = kPeriods * kLanes;
@@ -47,7 +47,8 @@ struct Shape {
   static constexpr int kStageBytes = (kFilledBytes + 127) / 128 * 128;        // boxes lie on 128
   static constexpr int kRowSlots = C == 1 ? 8 : 4;
   static constexpr int kSumWarps = kSets * kSetThreads / 32;
-  static constexpr int kMaxWarps = Policy::kMaxWarps;
+  static constexpr int kCopyWarps = Policy::kCopyWarps;
+  static constexpr int kMaxWarps = kCopyWarps;
 
   // What `Shared` takes beside the stages: of a row, its barriers, its info and its maxes; the sums; what
   // alignment takes; and the two barriers of each stage.
@@ -55,17 +56,15 @@ struct Shape {
   static constexpr int kSumBytes =
       IsExact ? kRowSlots * kSums * C * kSumWarps * 8
               : kSets * kSums * kBlockLanes * 4 + kRowSlots * kSums * kGroups * 4;
-  static constexpr int kCopyWarps = Policy::kCopyWarps;
   static constexpr int kMost =
       (Policy::kSharedBytes - kRowSlots * kRowBytes - kSumBytes - 128) / (kStageBytes + 16);
+  // A place of the ring has its copying warp and its max warp.
   static constexpr int kStages = kMost / kCopyWarps * kCopyWarps;
-  static_assert(
-      kStages % kMaxWarps == 0, "a place of the ring has its copying warp and its max warp");
 
   static constexpr int kFirstCopyWarp = kSumWarps + kMaxWarps;
   static constexpr int kLister = kFirstCopyWarp + kCopyWarps;
-  static constexpr int kClerks = C == 1 ? 2 : 1;
-  static constexpr int kThreads = 32 * (kLister + kClerks);
+  static constexpr int kFinisher = kLister + 1;
+  static constexpr int kThreads = 32 * (kFinisher + 1);
 };
 
 struct RowInfo {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/exp.h"
+#include "cuda/ring/near.h"
 #include "cuda/ring/reader.h"
 
 namespace detlogp::cuda::ring {
@@ -49,6 +50,11 @@ class Summer {
       if constexpr (S::kIsGeneral) {
         row_max_ = max_of_quotients(row_max_, block_.divide.value);
       }
+      if constexpr (S::kHasTerms) {
+        using T = typename S::Logit;
+        least_near_ = divides() ? least_near<T, true>(row_max_, block_.divide.value)
+                                : least_near<T, false>(row_max_, 1.0f);
+      }
       for (; stage < block_.stages_per_row; stage += S::kSets) {
         add_stage(stage, row.slot);
       }
@@ -60,14 +66,16 @@ class Summer {
  private:
   static constexpr int kThreadLanes = S::kThreadLanes;
   using Columns = typename StageReader<S>::Columns;
-  using Terms = ExpParts[S::kPeriods][kThreadLanes];
+  using Term = std::conditional_t<S::kHasTerms, float, ExpParts>;
+  using Terms = Term[S::kPeriods][kThreadLanes];
   static constexpr int kParts = S::kPeriods / kEntropyGroup;
   static_assert(S::kPeriods % kEntropyGroup == 0, "the entropy's fours lie in a stage");
-  using Parts = float[kParts][kThreadLanes];
+  using Parts = float[kParts][kThreadLanes];  // of the terms' scale
+  static constexpr float kScale = S::kHasTerms ? kTermScale : 1.0f;
   using Sums = float[S::kSums * kThreadLanes];  // the entropy's follow
   static constexpr int kSetWarps = S::kSetThreads / 32;
   static constexpr int kPassingThreads = 64;  // of the warp that passes its sums, and of the next
-  static_assert(S::kSets * kSetWarps <= 15, "each summing warp has a named barrier");
+  static_assert(S::kSets * kSetWarps <= 16, "each summing warp has a named barrier");
 
   // All terms of a stage are made before the sums that they are added to are waited for. The reader's
   // two ways to make them meet before that wait, so that compilers cannot move their making behind it.
@@ -75,11 +83,7 @@ class Summer {
     Terms terms;
     Parts parts;
     reader_.read([&](const auto& columns) {
-      if (S::kIsGeneral && !block_.divide.is_one()) {
-        make<true>(terms, parts, columns);
-      } else {
-        make<false>(terms, parts, columns);
-      }
+      divides() ? make<true>(terms, parts, columns) : make<false>(terms, parts, columns);
     });
     Sums sum;
     receive(sum);
@@ -87,7 +91,7 @@ class Summer {
     for (int p = 0; p < S::kPeriods; ++p) {
 #pragma unroll
       for (int l = 0; l < kThreadLanes; ++l) {
-        sum[l] = __fmaf_rn(terms[p][l].fraction, terms[p][l].power, sum[l]);
+        sum[l] = add(sum[l], terms[p][l]);
       }
     }
     if constexpr (S::kIsGeneral) {
@@ -95,7 +99,7 @@ class Summer {
       for (int i = 0; i < kParts; ++i) {
 #pragma unroll
         for (int l = 0; l < kThreadLanes; ++l) {
-          sum[kThreadLanes + l] += parts[i][l];
+          sum[kThreadLanes + l] = __fmaf_rn(parts[i][l], 1 / kScale, sum[kThreadLanes + l]);
         }
       }
     }
@@ -108,7 +112,29 @@ class Summer {
     }
   }
 
+  __device__ __forceinline__ bool divides() const {
+    return S::kIsGeneral && !block_.divide.is_one();
+  }
+
+  __device__ __forceinline__ static float add(float sum, const ExpParts& term) {
+    return __fmaf_rn(term.fraction, term.power, sum);
+  }
+  __device__ __forceinline__ static float add(float sum, float term) {
+    return __fmaf_rn(term, 1 / kScale, sum);
+  }
+
   template <bool Divides>
+  __device__ __forceinline__ void make(Terms& terms, Parts& parts, const Columns& columns) const {
+    if constexpr (S::kHasTerms) {
+      if (are_near(columns, least_near_)) {
+        make<Divides, true>(terms, parts, columns);
+        return;
+      }
+    }
+    make<Divides, false>(terms, parts, columns);
+  }
+
+  template <bool Divides, bool IsNear>
   __device__ __forceinline__ void make(Terms& terms, Parts& parts, const Columns& columns) const {
 #pragma unroll
     for (int p = 0; p < S::kPeriods; ++p) {
@@ -116,14 +142,40 @@ class Summer {
       for (int l = 0; l < kThreadLanes; ++l) {
         const float logit = columns[p].widened(l);
         const float x = Divides ? block_.divide(logit) : logit;
-        terms[p][l] = exp_parts(x - row_max_);
+        terms[p][l] = make_term<Divides, IsNear>(x - row_max_);
         if constexpr (S::kIsGeneral) {
-          const float e = __fmul_rn(terms[p][l].fraction, terms[p][l].power);
-          const float distance = distance_below_max(row_max_, x);
           float& part = parts[p / kEntropyGroup][l];
+          const float e = exponential<IsNear>(terms[p][l]);
+          const float distance = IsNear ? -(x - row_max_) : distance_below_max(row_max_, x);
           part = p % kEntropyGroup == 0 ? __fmul_rn(e, distance) : __fmaf_rn(e, distance, part);
+          if (!IsNear && p % kEntropyGroup == kEntropyGroup - 1) {
+            part *= kScale;
+          }
         }
       }
+    }
+  }
+
+  // exp(x); of a near x, at the terms' scale.
+  template <bool IsNear>
+  __device__ __forceinline__ static float exponential(const Term& term) {
+    if constexpr (IsNear) {
+      return term;
+    } else {
+      return add(0.0f, term);
+    }
+  }
+
+  template <bool Divides, bool IsNear>
+  __device__ __forceinline__ static Term make_term(float x) {
+    if constexpr (!S::kHasTerms) {
+      return exp_parts(x);
+    } else if constexpr (!IsNear) {
+      return term_of(x);
+    } else if constexpr (!Divides && std::is_same<typename S::Logit, BFloat16>::value) {
+      return near_bfloat16_term_of(x);
+    } else {
+      return near_term_of(x);
     }
   }
 
@@ -145,9 +197,10 @@ class Summer {
     arrive_named(name_of(next_set_), kPassingThreads);
   }
 
-  // The barrier at which this warp's lanes in that set wait for their sums.
+  // The barrier at which this warp's lanes in that set wait for their sums. The first is that of __syncthreads, which
+  // nobody calls any more.
   __device__ __forceinline__ int name_of(int set) const {
-    return 1 + set * kSetWarps + thread_ / 32;
+    return set * kSetWarps + thread_ / 32;
   }
 
   __device__ __forceinline__ static constexpr uint32_t place_of_sum(int l) {
@@ -199,6 +252,7 @@ class Summer {
   uint32_t mine_;  // addresses in shared memory
   uint32_t next_;
   float row_max_ = 0;
+  std::conditional_t<S::kHasTerms, Pair<typename S::Logit>, int> least_near_{};
 };
 
 }  // namespace detlogp::cuda::ring
