@@ -22,13 +22,17 @@ template <int ElementBytes, int Blocks, bool IsExact, bool IsGeneral>
 struct RingPolicy {
   static constexpr int kSharedBytes = 227 * 1024;  // of a block
   static constexpr int kStageBytes = 8192;         // of logits, at most
+  // Terms of one number each (cuda/exp.h) leave registers for more warps. Few rows, whose first terms all wait for,
+  // have those of two sooner.
+  static constexpr bool kHasTerms = !IsExact && ElementBytes == 2 && Blocks <= 2;
   // 16 warps may have 128 registers a thread, 20 have 96, 24 have 80.
-  static constexpr int kSumThreads = ElementBytes == 2 || (IsExact && !IsGeneral) ? 512 : 384;
+  static constexpr int kSumThreads =
+      kHasTerms || (IsExact && (ElementBytes == 2 || !IsGeneral)) ? 512 : 384;
   static constexpr int kSetThreads = 128;  // of the summing threads, at most
   static constexpr int kTerms =            // of a thread and stage, at most
       ElementBytes == 2 && !(Blocks == 1 && IsExact && IsGeneral) ? 32 : 16;
   static constexpr int kCopyWarps =  // and as many for the max
-      IsExact || (ElementBytes == 2 && (IsGeneral || Blocks == 1)) ? 3 : 2;
+      IsExact || (kHasTerms && (IsGeneral || Blocks == 1)) ? 3 : 2;
   static constexpr double kRoomyShare = 0.75;  // of the ring, for one row
 };
 

@@ -48,11 +48,10 @@ struct Logits {
     }
   }
 
-  // Of two bytes each; where a thread has one, it is both.
   __device__ __forceinline__ Pair<T> pair(int w) const {
-    const uint32_t both = kBytes == 2 ? word[w] * 0x10001u : word[w];
+    static_assert(sizeof(T) == 2 && Lanes % 2 == 0, "a word holds two logits");
     Pair<T> result;
-    memcpy(&result, &both, sizeof(both));
+    memcpy(&result, &word[w], sizeof(result));
     return result;
   }
 

@@ -25,7 +25,7 @@ struct Shape {
   static constexpr bool kIsExact = IsExact;      // the contract
   static constexpr bool kIsGeneral = IsGeneral;  // temperatures and the entropy, a second sum
   static constexpr int kSums = IsGeneral ? 2 : 1;
-  static constexpr bool kHasTerms = !IsExact && sizeof(T) == 2;  // of one number each (cuda/exp.h)
+  static constexpr bool kHasTerms = Policy::kHasTerms;
 
   static constexpr int kBlockLanes = kLanes / C;
   static constexpr int kSliceBytes = kBlockLanes * static_cast<int>(sizeof(T));
