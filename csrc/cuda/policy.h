@@ -33,7 +33,9 @@ struct RingPolicy {
       ElementBytes == 2 && !(Blocks == 1 && IsExact && IsGeneral) ? 32 : 16;
   static constexpr int kCopyWarps =  // and as many for the max
       IsExact || (kHasTerms && (IsGeneral || Blocks == 1)) ? 3 : 2;
-  static constexpr double kRoomyShare = 0.75;  // of the ring, for one row
+  static constexpr double kRoomyShare = 0.8;  // of the ring, for one row
+  // Whether rows are scored is looked up for 32 times as many at a time.
+  static constexpr int kLookedUp = IsExact ? 4 : Blocks > 2 ? 2 : Blocks == 2 || IsGeneral ? 6 : 4;
 };
 
 // The forward of the exact contract, where the ring does not serve.

@@ -67,8 +67,7 @@ class Lister {
   }
 
  private:
-  static constexpr int kWords =
-      6;  // more at a time would need more than the 80 registers that there are
+  static constexpr int kWords = S::Policy::kLookedUp;
   static constexpr int kRows = 32 * kWords;
 
   // Asks for what tells whether the next rows are scored, one of each 32 a lane. No load waits for
