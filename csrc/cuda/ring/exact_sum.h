@@ -52,12 +52,15 @@ class ExactSummer {
   __device__ __forceinline__ Sums
   sum_of_stages(int& stage, const ExactScale& scale, float row_max) {
     Sums sums{};
+    const float largest = HasBase ? row_max - scale.base : row_max;
     const auto add = [&](float logit) {
       const float x = Divides ? block_.divide(logit) : logit;
-      const float term = exact_exp_of(scale, HasBase ? x - scale.base : x);
+      const float y = at_least(HasBase ? x - scale.base : x, scale.lowest);
+      const float term = exact_exp_of(scale, y);
       sums.of[0] += to_quanta(term);
       if constexpr (S::kIsGeneral) {
-        sums.of[1] += entropy_quanta(term, row_max, x);
+        // entropy_quanta's bits: the lowest y has no quantum at any distance up to 128.
+        sums.of[1] += to_quanta(term * (largest - y));
       }
     };
     for (; stage < block_.stages_per_row; stage += S::kSets) {
