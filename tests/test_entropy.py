@@ -257,7 +257,7 @@ def test_cuda_layouts(
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("temperature", [1e-30, 1e-4, 37.5, 1e6, 1e30])
+@pytest.mark.parametrize("temperature", [1e-30, 1e-4, 37.5, 1e6, 1e30, 3e38])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_cuda_layouts_with_any_temperature(
     dtype: torch.dtype, temperature: float, generator: torch.Generator
@@ -274,6 +274,25 @@ def test_cuda_layouts_with_any_temperature(
     for layout in ("ring1", "ring2", "ring4", "ring8"):
         with cuda_layout(layout):
             for one, other in zip(all_of(x, ids, temperature=temperature), expected, strict=True):
+                assert_same_bits(one, other)
+
+
+@pytest.mark.cuda
+@both_contracts
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+def test_every_slot_of_a_ring_comes_round(
+    dtype: torch.dtype, temperature: float, contract: str, generator: torch.Generator
+) -> None:
+    problem = random_problem(1200, 25600, dtype, "cuda", generator)
+    x, ids = problem.logits, problem.token_ids
+    ids[::9] = -100
+    options: dict[str, Any] = {"contract": contract, "temperature": temperature}
+    with cuda_layout("rows"):
+        expected = all_of(x, ids, **options)
+    for layout in ("ring1", "ring2"):
+        with cuda_layout(layout):
+            for one, other in zip(all_of(x, ids, **options), expected, strict=True):
                 assert_same_bits(one, other)
 
 

@@ -17,13 +17,21 @@ tl: Any = pytest.importorskip("triton.language")
 
 HEADER = Path(__file__).parents[1] / "csrc" / "cuda" / "exp.h"
 MAGIC = 1.5 * 2.0**23
-LOG2_SCALE = 64
 NEAR = -87.0  # above it exp(x) is not subnormal
 pytestmark = pytest.mark.cuda
 
 
+def constant(name: str, header: Path = HEADER) -> float:
+    found = re.search(rf"constexpr (?:int|float) {name} = ([^;f]+)f?;", header.read_text())
+    assert found is not None
+    return float.fromhex(found[1]) if found[1].startswith("0x") else float(found[1])
+
+
 def immediate(value: float) -> str:
     return f"0f{struct.unpack('<I', struct.pack('<f', value))[0]:08X}"
+
+
+LOG2_SCALE = int(constant("kLog2TermScale"))
 
 
 def function(signature: str) -> str:
@@ -142,6 +150,18 @@ def test_terms_of_any_x_give_the_sum_its_bits(start: float) -> None:
 @pytest.mark.parametrize("start", [0.0, 1.0])
 def test_terms_of_near_x_give_the_sum_its_bits(start: float) -> None:
     assert differing_floats(NEAR, start, NEARBY) == 0
+
+
+def test_near_logits_are_near_enough_and_their_max_is_large_enough() -> None:
+    """Than the bounds of the comparisons here; a quotient may be 1 further away."""
+    assert constant("kNear", HEADER.parent / "ring" / "near.h") + 1 < -NEAR
+    assert constant("kLeastMax") == 2.0**-10
+    assert constant("kTermScale") == 2.0**LOG2_SCALE
+
+
+def test_exp_of_the_smallest_is_one() -> None:
+    """Where differences are subnormal, their products with it are exact at any scale."""
+    assert differing_floats(-(2.0**-100), 0.0, "{ mov.f32 $0, 0f3F800000; }") == 0
 
 
 def test_near_terms_are_not_for_all_x() -> None:

@@ -108,8 +108,8 @@ __device__ __forceinline__ void wait_for_cluster(const Barrier& barrier, uint32_
   }
 }
 
-// A block also has barriers of its own, with names from 1 to 15, for whole warps. `threads` counts those who
-// arrive and those who wait; these then see what those have stored.
+// A block also has barriers of its own, with names from 0 to 15, for whole warps; 0 is that of __syncthreads. `threads`
+// counts those who arrive and those who wait; these then see what those have stored.
 __device__ __forceinline__ void arrive_named(int name, int threads) {
   asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }

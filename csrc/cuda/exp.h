@@ -80,12 +80,16 @@ __device__ __forceinline__ float near_term_of(float x) {
 }
 
 // The same again where x is the difference of a logit and its row's max, both bfloat16, and the max is at least
-// kLeastMax in magnitude. k is there in one step in place of two; where it is another, 2^f makes up for it:
+// kLeastMax in magnitude. k is there in one step in place of two; where it is another, 2^f makes up for it on 9.0:
 // tests/test_term.py compares all pairs.
 constexpr float kLeastMax = 0x1p-10f;
 
 __device__ __forceinline__ float near_bfloat16_term_of(float x) {
+#if __CUDA_ARCH__ == 900
   return near_term_of(x, __fmaf_rd(x, 0x1.715474p+0f, kMagic + kLog2TermScale));
+#else
+  return near_term_of(x);
+#endif
 }
 
 }  // namespace detlogp::cuda

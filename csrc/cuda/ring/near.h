@@ -21,9 +21,10 @@ template <class T, bool Divides>
 __device__ __forceinline__ Pair<T> least_near(float row_max, float divisor) {
   constexpr float kNear = 85;  // and exp(-87) is not subnormal
   const float magnitude = fabsf(row_max);
-  const bool is_served = Divides ? magnitude < 65536
-                                 : magnitude <= -lowest<float>() &&
-                                       (std::is_same<T, Half>::value || magnitude >= kLeastMax);
+  constexpr float kLargest = -lowest<float>();
+  const bool is_served =
+      Divides ? magnitude < 65536 && divisor <= kLargest
+              : magnitude <= kLargest && (std::is_same<T, Half>::value || magnitude >= kLeastMax);
   const float least =
       Divides ? fmaxf((row_max - kNear) * divisor, lowest<float>()) : row_max - kNear;
   return pair_from(T(), is_served ? least : __uint_as_float(0x7fffffffu));

@@ -198,7 +198,7 @@ class Summer {
   }
 
   // The barrier at which this warp's lanes in that set wait for their sums. The first is that of __syncthreads, which
-  // nobody calls any more.
+  // nobody calls any more (where launches have no clusters, sync_cluster would; those of the ring have).
   __device__ __forceinline__ int name_of(int set) const {
     return set * kSetWarps + thread_ / 32;
   }
