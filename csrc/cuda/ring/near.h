@@ -21,10 +21,10 @@ template <class T, bool Divides>
 __device__ __forceinline__ Pair<T> least_near(float row_max, float divisor) {
   constexpr float kNear = 85;  // and exp(-87) is not subnormal
   const float magnitude = fabsf(row_max);
-  constexpr float kLargest = -lowest<float>();
+  const float largest = -lowest<float>();
   const bool is_served =
-      Divides ? magnitude < 65536 && divisor <= kLargest
-              : magnitude <= kLargest && (std::is_same<T, Half>::value || magnitude >= kLeastMax);
+      Divides ? magnitude < 65536 && divisor <= largest
+              : magnitude <= largest && (std::is_same<T, Half>::value || magnitude >= kLeastMax);
   const float least =
       Divides ? fmaxf((row_max - kNear) * divisor, lowest<float>()) : row_max - kNear;
   return pair_from(T(), is_served ? least : __uint_as_float(0x7fffffffu));
