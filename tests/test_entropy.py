@@ -1,6 +1,7 @@
 """temperature and return_entropy: values, bits, gradients, derivatives of every order."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,19 @@ def test_the_exact_entropy_has_no_order(
     assert_same_bits(all_of(x[:, order], ids, contract="exact").entropy, expected)
 
 
+def assert_layouts_agree(
+    layouts: Sequence[str], x: Tensor, ids: Tensor, **options: Any
+) -> LogpLseEntropyResult:
+    """That they have the bits of "rows", which it returns."""
+    with cuda_layout("rows"):
+        expected = all_of(x, ids, **options)
+    for layout in layouts:
+        with cuda_layout(layout):
+            for one, other in zip(all_of(x, ids, **options), expected, strict=True):
+                assert_same_bits(one, other)
+    return expected
+
+
 @pytest.mark.cuda
 @both_contracts
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -242,12 +256,8 @@ def test_cuda_layouts(
     x[5, vocab // 3 :] = -INF
     ids[6] = -100
     options: dict[str, Any] = {"contract": contract, "temperature": temperature}
-    with cuda_layout("rows"):
-        expected = all_of(x, ids, **options)
-    for layout in ("auto", "ring1", "ring2", "ring4", "ring8"):
-        with cuda_layout(layout):
-            for one, other in zip(all_of(x, ids, **options), expected, strict=True):
-                assert_same_bits(one, other)
+    layouts = ("auto", "ring1", "ring2", "ring4", "ring8")
+    expected = assert_layouts_agree(layouts, x, ids, **options)
     on_cpu = all_of(x.cpu(), ids.cpu(), **options)
     if contract == "exact":
         for one, other in zip(expected, on_cpu, strict=True):
@@ -269,12 +279,7 @@ def test_cuda_layouts_with_any_temperature(
         x[row].uniform_(-2, 0).mul_(87 * min(temperature, 600) / 10**row)
     x[7] = -INF
     x[7, 5] = 1
-    with cuda_layout("rows"):
-        expected = all_of(x, ids, temperature=temperature)
-    for layout in ("ring1", "ring2", "ring4", "ring8"):
-        with cuda_layout(layout):
-            for one, other in zip(all_of(x, ids, temperature=temperature), expected, strict=True):
-                assert_same_bits(one, other)
+    assert_layouts_agree(("ring1", "ring2", "ring4", "ring8"), x, ids, temperature=temperature)
 
 
 @pytest.mark.cuda
@@ -287,13 +292,7 @@ def test_every_slot_of_a_ring_comes_round(
     problem = random_problem(1200, 25600, dtype, "cuda", generator)
     x, ids = problem.logits, problem.token_ids
     ids[::9] = -100
-    options: dict[str, Any] = {"contract": contract, "temperature": temperature}
-    with cuda_layout("rows"):
-        expected = all_of(x, ids, **options)
-    for layout in ("ring1", "ring2"):
-        with cuda_layout(layout):
-            for one, other in zip(all_of(x, ids, **options), expected, strict=True):
-                assert_same_bits(one, other)
+    assert_layouts_agree(("ring1", "ring2"), x, ids, contract=contract, temperature=temperature)
 
 
 @pytest.mark.cuda

@@ -142,11 +142,12 @@ class Summer {
       for (int l = 0; l < kThreadLanes; ++l) {
         const float logit = columns[p].widened(l);
         const float x = Divides ? block_.divide(logit) : logit;
-        terms[p][l] = make_term<Divides, IsNear>(x - row_max_);
+        const float below = x - row_max_;
+        terms[p][l] = make_term<Divides, IsNear>(below);
         if constexpr (S::kIsGeneral) {
           float& part = parts[p / kEntropyGroup][l];
           const float e = exponential<IsNear>(terms[p][l]);
-          const float distance = IsNear ? -(x - row_max_) : distance_below_max(row_max_, x);
+          const float distance = IsNear ? -below : distance_below_max(row_max_, x);
           part = p % kEntropyGroup == 0 ? __fmul_rn(e, distance) : __fmaf_rn(e, distance, part);
           if (!IsNear && p % kEntropyGroup == kEntropyGroup - 1) {
             part *= kScale;
