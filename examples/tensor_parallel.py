@@ -76,27 +76,14 @@ def loss_of_one_process(part: Tensor, widths: list[int], ids: Tensor) -> tuple[T
     return loss.detach(), gradient
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    options = parser.parse_args()
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # Over NCCL where each process has a GPU of its own.
-    on_gpus = options.device == "cuda" and torch.cuda.device_count() >= count
-    device = torch.device(f"cuda:{rank}" if on_gpus else options.device)
-    if on_gpus:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpus else "gloo")
-    widths = [len(columns) for columns in torch.arange(VOCAB).tensor_split(count)]
+def train(
+    model: Model, optimizer: torch.optim.Optimizer, widths: list[int], data: Tensor, steps: int
+) -> list[float]:
+    """The losses of every step. Exits where a bit differs from one process's."""
+    rank = dist.get_rank()
     first = sum(widths[:rank])
-    torch.manual_seed(0)
-    model = Model(first, first + widths[rank]).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    data = torch.tensor(list(TEXT.read_bytes()), device=device)
-    console = Console(quiet=rank > 0)
     losses = []
-    for step in track(range(options.steps), console=console, description="training"):
+    for step in track(range(steps), console=Console(quiet=rank > 0), description="training"):
         contexts, ids = batch_of(data, step)
         part = model(contexts)
         part.retain_grad()
@@ -110,15 +97,41 @@ def main() -> None:
             raise SystemExit(f"step {step}: {loss.item()!r} is not {expected.item()!r}")
         optimizer.step()
         losses.append(loss.item())
+    return losses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options = parser.parse_args()
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # Over NCCL where each process has a GPU of its own.
+    on_gpus = options.device == "cuda" and torch.cuda.device_count() >= count
+    device = torch.device(f"cuda:{rank}" if on_gpus else options.device)
+    if on_gpus:
+        torch.cuda.set_device(device)
+    widths = [len(columns) for columns in torch.arange(VOCAB).tensor_split(count)]
+    first = sum(widths[:rank])
+    torch.manual_seed(0)
+    model = Model(first, first + widths[rank]).to(device)
+    # Before the group is made: optimizers import torch.distributed.nn, whose default arguments are
+    # the group of that moment. It would outlive destroy_process_group, and gloo's threads Python.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    data = torch.tensor(list(TEXT.read_bytes()), device=device)
+    dist.init_process_group("nccl" if on_gpus else "gloo")
+    losses = train(model, optimizer, widths, data, options.steps)
     seen: list[list[float]] = [[]] * count
     dist.all_gather_object(seen, losses)
+    dist.destroy_process_group()
     if any(other != losses for other in seen):
         raise SystemExit("the losses of two processes differ")
-    console.print(
-        f"{options.steps} steps on {count} processes, with {widths} columns: loss "
-        f"{losses[0]:.4f} to {losses[-1]:.4f}\nevery loss and gradient has the bits of one process"
-    )
-    dist.destroy_process_group()
+    if rank == 0:
+        print(
+            f"{options.steps} steps on {count} processes, with {widths} columns: loss "
+            f"{losses[0]:.4f} to {losses[-1]:.4f}"
+        )
+        print("every loss and gradient has the bits of one process")
 
 
 if __name__ == "__main__":
