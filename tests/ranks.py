@@ -16,7 +16,7 @@ from detlogp import _agreement
 
 WORLDS = (1, 2, 3, 4, 8)
 TIMEOUT_S = 120.0
-GRACE_S = 5.0
+GRACE_S = 30.0
 
 
 class Ranks:

@@ -279,3 +279,46 @@ def test_jvp_of_grad_equals_the_formula(device: str, generator: torch.Generator)
     magnitude = 4 * grads.abs() * v.abs().amax(-1)
     bound = gradient_error_bound(p, magnitude, expected, torch.float64)
     assert ((actual - expected).abs() <= bound).all()
+
+
+AT_A_ROW: dict[str, Callable[[Function, Tensor], Function]] = {
+    "jvp of grad": lambda f, v: lambda x: jvp(grad(f), (x,), (v,))[1],
+    "jvp of vjp": lambda f, v: (
+        lambda x: jvp(lambda y: vjp(f, y)[1](y.new_ones(()))[0], (x,), (v,))[1]
+    ),
+    "jvp of jvp": lambda f, v: _along(_along(f, v), v),
+    "grad of jvp": lambda f, v: grad(_along(f, v)),
+    "hessian": lambda f, v: lambda x: hessian(f)(x) @ v,
+    "jvp of jvp of grad": lambda f, v: _along(_along(grad(f), v), v),
+}
+
+
+@pytest.mark.parametrize("route", AT_A_ROW)
+@pytest.mark.parametrize("contract", ["locked", "exact"])
+@pytest.mark.parametrize("ids_shape", [(), (2,)])
+def test_one_row_times_a_number(
+    ids_shape: tuple[int, ...],
+    contract: str,
+    route: str,
+    device: str,
+    generator: torch.Generator,
+) -> None:
+    """A 0-d result times a Python float, whose tangent PyTorch 2.13 makes float64."""
+    x, v = (torch.randn(7, generator=generator).to(device) for _ in range(2))
+    ids = torch.randint(7, ids_shape, generator=generator).to(device)
+
+    def loss(logp: Tensor, lse: Tensor, entropy: Tensor) -> Tensor:
+        return torch.sin(logp.sum() * 0.3) * lse + entropy * 0.25 + (lse * 0.5) ** 2
+
+    def f(logits: Tensor) -> Tensor:
+        found = detlogp.logp(logits, ids, contract=contract, return_lse=True, return_entropy=True)
+        return loss(found.logp * 0.7, found.lse, found.entropy)
+
+    def by_hand(logits: Tensor) -> Tensor:
+        logp = torch.log_softmax(logits, -1)
+        lse = torch.logsumexp(logits, -1)
+        return loss(logp[ids] * 0.7, lse, -(logp.exp() * logp).sum())
+
+    found = AT_A_ROW[route](f, v)(x)
+    expected = AT_A_ROW[route](by_hand, v.double())(x.double())
+    assert torch.allclose(found.double(), expected, rtol=1e-3, atol=1e-3)

@@ -1,11 +1,14 @@
 """What every primitive shares: how rules meet nested transforms, and how vmap folds into the rows.
 
 A primitive is a torch.autograd.Function in the style of torch.func, whose rules are written with
-primitives again. Two things need care.
+primitives again. Three things need care.
 
 Forward mode. PyTorch switches forward mode off while a Function's `jvp` runs, so that an outer
 level of a nested jvp would silently see zero. `pushing` switches it on again, and hands out the
 saved tensors without this level's tangent, so that only the outer levels differentiate the rule.
+
+Dtypes. PyTorch 2.13 promotes the tangent of a 0-d float32 tensor times a Python float to float64,
+and the rules of a single row would meet it: every tangent is cast to the dtype of its argument.
 
 vmap. All tensors of a primitive begin with the leading dimensions of the rows, so a mapped axis
 moves to the front and becomes one more of them: one call for the whole batch. An operand that is
@@ -24,7 +27,7 @@ from detlogp._guards import in_transform
 
 
 class Primitive(torch.autograd.Function):
-    """Base of the primitives: gives each its vmap rule, which folds the axis into the rows."""
+    """Base of the primitives: gives each its vmap rule, and its jvp tangents of the right dtype."""
 
     generate_vmap_rule = False
 
@@ -38,7 +41,23 @@ class Primitive(torch.autograd.Function):
             outputs = cls.apply(*front)  # type: ignore[no-untyped-call]
             return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
 
+        set_up, rule = cls.setup_context, cls.jvp
+
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.input_dtypes = [i.dtype if isinstance(i, Tensor) else None for i in inputs]
+            set_up(ctx, inputs, output)
+
+        def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+            with forward_ad._set_fwd_grad_enabled(True):
+                cast = [
+                    tangent if tangent is None else tangent.to(dtype)
+                    for tangent, dtype in zip(tangents, ctx.input_dtypes, strict=True)
+                ]
+            return rule(ctx, *cast)
+
         cls.vmap = staticmethod(vmap)  # type: ignore[method-assign]
+        cls.setup_context = staticmethod(setup_context)  # type: ignore[method-assign]
+        cls.jvp = staticmethod(jvp)  # type: ignore[method-assign]
 
 
 def fold(batch_size: int, dim: int | None, argument: Any) -> Any:

@@ -74,8 +74,8 @@ class ScoreEntropy(Score):
         return of_logits, *nothing
 
     @staticmethod
-    def jvp(ctx: Any, dx: Tensor, *_: None) -> Any:
-        of_logp, of_lse, *nothing = Score.jvp(ctx, dx)
+    def jvp(ctx: Any, dx: Tensor, *others: None) -> Any:
+        of_logp, of_lse, *nothing = Score.jvp(ctx, dx, *others)
         with pushing(ctx) as saved:
             of_entropy = entropy_tangent(Rows(*saved), dx).to(ctx.dtypes[1])
             return of_logp, of_lse, of_entropy, *nothing
