@@ -4,6 +4,7 @@ Its constants are read from the page, and its steps are written as the page writ
 nothing of the library.
 """
 
+import math
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -71,9 +72,9 @@ def base_of(m: Fraction) -> Fraction:
 
 
 def exp_double(x: Fraction) -> Fraction:
-    if x < -800:
-        return Fraction(0)  # what the rounding to float64 makes of it
     k = round(x * Fraction(LOG2_E_DOUBLE))
+    if k < -1022:
+        return Fraction(0)
     r = f64(x - k * Fraction(LOG2_HIGH))
     r = f64(r - k * Fraction(LOG2_LOW))
     e = Fraction(EXP_DOUBLE[0])
@@ -114,14 +115,19 @@ def total(row: list[Fraction], m: Fraction, vocab: int) -> int:
     return sum(term(x, base, largest_k, bits) for x in row) % 2**64
 
 
-def log_sum(m: Fraction, vocab: int, whole: int) -> Fraction:
+def sum_of(m: Fraction, vocab: int, whole: int) -> tuple[Fraction, Fraction]:
+    """(M, s') of the whole number S."""
     base = base_of(m)
     largest_k, _ = split(m, base)
     bits = quanta_bits(vocab)
     r = f32(m - base) - largest_k * Fraction(LOG2)
     of_max = f64(exp_double(r) * Fraction(2) ** bits)
     of_others = f64((whole - term(m, base, largest_k, bits)) % 2**64)
-    return log_double(f64(1 + f64(of_others / of_max)))
+    return of_max, f64(of_others / of_max)
+
+
+def log_sum(m: Fraction, vocab: int, whole: int) -> Fraction:
+    return log_double(f64(1 + sum_of(m, vocab, whole)[1]))
 
 
 def logp(row: list[float], token_id: int) -> tuple[float, float, Fraction]:
@@ -135,29 +141,30 @@ def logp(row: list[float], token_id: int) -> tuple[float, float, Fraction]:
     return float(f32(f64(f64(Fraction(row[token_id]) - m) - log_s))), lse, log_s
 
 
-def gradient(row: list[float], token_id: int, g: float, g_lse: float | None) -> list[float]:
-    """Of a row, before the rounding to a half type."""
+def below(x: float, m: Fraction) -> float:
+    """d[v]; of m, a fraction, a zero is +0."""
+    if x == -math.inf:
+        return 128.0
+    difference = float(f32(Fraction(x) - m))
+    return min(-math.copysign(difference, x - float(m)), 128.0)
+
+
+def entropy(row: list[float]) -> tuple[float, Fraction]:
+    """Entropy in float32, and gap, of a row of finite logits or -inf."""
+    vocab = len(row)
     m = max(Fraction(x) for x in row if x != float("-inf"))
-    log_s = logp(row, token_id)[2]
-    base = base_of(m)
+    base, bits = base_of(m), quanta_bits(vocab)
     largest_k, _ = split(m, base)
-    r = f32(m - base) - largest_k * Fraction(LOG2)
-    factor = f32(exp_double(-f64(r + log_s)))
-    result = []
-    for v, x in enumerate(row):
-        p = Fraction(0)
-        if x != float("-inf") and f32(Fraction(x) - base) > f32((largest_k - 125) * Fraction(LOG2)):
+    lowest = f32((largest_k - 30 - bits) * Fraction(LOG2))
+    whole = 0
+    for x in row:
+        if x != float("-inf") and f32(Fraction(x) - base) >= lowest:
             k, e = split(Fraction(x), base)
-            p = f32(factor * Fraction(2) ** (k - largest_k) * e)
-        score = -p
-        if v == token_id:
-            of_target = Fraction(0)
-            if x != float("-inf"):
-                of_target = exp_double(f64(f64(Fraction(x) - m) - log_s))
-            p, score = f32(of_target), f32(f64(1 - of_target))
-        product = f32(Fraction(g) * score)
-        result.append(float(product if g_lse is None else f32(Fraction(g_lse) * p + product)))
-    return result
+            whole += round(f32(Fraction(2) ** (k - largest_k + bits) * e * Fraction(below(x, m))))
+    numbers = [Fraction(x) for x in row if x != float("-inf")]
+    of_max, s = sum_of(m, vocab, total(numbers, m, vocab))
+    gap = f64(f64(whole) / f64(of_max * f64(1 + s)))
+    return float(f32(f64(log_double(f64(1 + s)) + gap))), gap
 
 
 def row_sum(terms: list[float], vocab: int | None = None) -> float:

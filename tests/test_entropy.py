@@ -223,6 +223,46 @@ def test_the_exact_entropy_has_no_order(
     assert_same_bits(all_of(x[:, order], ids, contract="exact").entropy, expected)
 
 
+def _gradient_of_entropy(x: Tensor, ids: Tensor, contract: str) -> Tensor:
+    leaf = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(all_of(leaf, ids, contract=contract).entropy.sum(), leaf)
+    return gradient
+
+
+@both_contracts
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_the_sign_of_a_zero(
+    vocab: int, contract: str, dtype: torch.dtype, device: str, generator: torch.Generator
+) -> None:
+    """Of rows of 0 and -0 the gradient is 0; whether a max is 0 or -0 must not show in its sign."""
+    skip_double(contract, dtype)
+    signs = torch.randn(5, vocab, generator=generator)
+    x = torch.zeros(5, vocab).copysign(signs).to(device, dtype)
+    ids = torch.randint(vocab, (5,), generator=generator).to(device)
+    expected = _gradient_of_entropy(x, ids, contract)
+    assert not expected.any()
+    for row in range(5):
+        alone = _gradient_of_entropy(x[row], ids[row], contract)
+        assert_same_bits(alone, expected[row])
+    strided = _gradient_of_entropy(x.t().contiguous().t(), ids, contract)
+    assert_same_bits(strided, expected)
+    layouts = ("rows", "ring1", "ring2", "ring4", "ring8")
+    ways = (
+        [cuda_layout(name) for name in layouts]
+        if device == "cuda"
+        else [cpu_path(name) for name in available_cpu_paths()]
+    )
+    for way in ways:
+        with way:
+            assert_same_bits(_gradient_of_entropy(x, ids, contract), expected)
+    if contract == "exact":
+        order = torch.randperm(vocab, generator=generator).to(device)
+        place = order.argsort()
+        shuffled = _gradient_of_entropy(x[:, order], place[ids], contract)
+        assert_same_bits(shuffled[:, place], expected)
+        assert_same_bits(_gradient_of_entropy(x.cpu(), ids.cpu(), contract), expected.cpu())
+
+
 def assert_layouts_agree(
     layouts: Sequence[str], x: Tensor, ids: Tensor, **options: Any
 ) -> LogpLseEntropyResult:

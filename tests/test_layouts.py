@@ -119,6 +119,11 @@ def _largest(row: Tensor) -> None:
     row.copy_(torch.finfo(row.dtype).max * torch.rand_like(row, dtype=torch.float32).sub_(0.5))
 
 
+def _zeros(row: Tensor) -> None:
+    """Of either sign."""
+    row.copy_(torch.zeros_like(row).copysign(row))
+
+
 def _lowest(row: Tensor) -> None:
     row.fill_(torch.finfo(row.dtype).min)
     row[100:40000] = -torch.inf
@@ -138,6 +143,7 @@ def _lowest(row: Tensor) -> None:
         _parts_far_below,
         _tiny,
         _largest,
+        _zeros,
         _lowest,
     ],
 )

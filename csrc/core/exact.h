@@ -152,10 +152,7 @@ DETLOGP_FN void store_exact_row(
     const double lse = is_empty ? m : m + log_sum;
     store_as(args.lse_type, args.lse, row, static_cast<float>(lse));
   }
-  if (args.row_max != nullptr) {
-    static_cast<float*>(args.row_max)[row] = row_max;
-    static_cast<double*>(args.log_sum)[row] = log_sum;
-  }
+  store_statistics(args, row, row_max, log_sum);
   const double gap = static_cast<double>(entropy_sum) / (s.of_max * (1.0 + s.others));
   store_entropy(args, row, log_sum + gap, static_cast<float>(gap));
 }

@@ -53,6 +53,17 @@ DETLOGP_FN void store_entropy(const ForwardArgs& args, int64_t row, double entro
   }
 }
 
+// m and log(s), for the derivatives. m is stored as 0 where it is -0: where a row's largest are 0 and -0, the
+// order in which its columns were compared must not show.
+template <class Acc, class LogSum>
+DETLOGP_FN void store_statistics(
+    const ForwardArgs& args, int64_t row, Acc row_max, LogSum log_sum) {
+  if (args.row_max != nullptr) {
+    static_cast<Acc*>(args.row_max)[row] = row_max + Acc(0);
+    static_cast<LogSum*>(args.log_sum)[row] = log_sum;
+  }
+}
+
 template <class Acc>
 DETLOGP_FN void store_scored_row(
     const ForwardArgs& args, int64_t row, Acc target, Acc row_max, Acc log_sum, Acc gap = Acc(0)) {
@@ -60,10 +71,7 @@ DETLOGP_FN void store_scored_row(
   if (args.lse != nullptr) {
     store_as(args.lse_type, args.lse, row, row_max + log_sum);
   }
-  if (args.row_max != nullptr) {
-    static_cast<Acc*>(args.row_max)[row] = row_max;
-    static_cast<Acc*>(args.log_sum)[row] = log_sum;
-  }
+  store_statistics(args, row, row_max, log_sum);
   store_entropy(args, row, static_cast<double>(log_sum + gap), gap);
 }
 
