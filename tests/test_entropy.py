@@ -21,6 +21,7 @@ import detlogp
 from detlogp.evidence.layouts import LAYOUTS
 from detlogp.functional import LogpEntropyResult, LogpLseEntropyResult
 from detlogp.testing import (
+    CUDA_LAYOUTS,
     assert_same_bits,
     available_cpu_paths,
     cpu_path,
@@ -246,9 +247,8 @@ def test_the_sign_of_a_zero(
         assert_same_bits(alone, expected[row])
     strided = _gradient_of_entropy(x.t().contiguous().t(), ids, contract)
     assert_same_bits(strided, expected)
-    layouts = ("rows", "ring1", "ring2", "ring4", "ring8")
     ways = (
-        [cuda_layout(name) for name in layouts]
+        [cuda_layout(name) for name in CUDA_LAYOUTS]
         if device == "cuda"
         else [cpu_path(name) for name in available_cpu_paths()]
     )

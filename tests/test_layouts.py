@@ -9,7 +9,7 @@ from torch import Tensor
 import detlogp
 from detlogp.testing import CUDA_LAYOUTS, assert_same_bits, cuda_layout
 
-RINGS = CUDA_LAYOUTS[1:]
+OTHERS = CUDA_LAYOUTS[1:]
 
 pytestmark = pytest.mark.cuda
 
@@ -22,7 +22,7 @@ def score(layout: str, logits: Tensor, ids: Tensor, mask: Tensor | None = None) 
 
 def assert_all_layouts_agree(logits: Tensor, ids: Tensor, mask: Tensor | None = None) -> None:
     expected = score("rows", logits, ids, mask)
-    for layout in (*RINGS, "auto"):
+    for layout in (*OTHERS, "auto"):
         for actual, wanted in zip(score(layout, logits, ids, mask), expected, strict=True):
             assert_same_bits(actual, wanted)
 
@@ -155,15 +155,25 @@ def test_special_rows(
     assert_all_layouts_agree(logits, ids)
 
 
-def test_a_ring_is_used(generator: torch.Generator) -> None:
+def test_strided_columns(generator: torch.Generator) -> None:
+    logits, ids = random_rows(5, 20481, torch.float32, generator)
+    assert_all_layouts_agree(logits.t().contiguous().t(), ids)
+
+
+def test_the_layouts_are_used(generator: torch.Generator) -> None:
     """Otherwise the tests above would compare one kernel with itself."""
     logits, ids = random_rows(200, 151936, torch.bfloat16, generator)
     activities = [torch.profiler.ProfilerActivity.CUDA]
-    for layout, name in (("auto", "forward_ring_kernel"), ("rows", "forward_kernel")):
+    for layout, rows, name in (
+        ("auto", 200, "forward_ring_kernel"),
+        ("auto", 3, "few_rows_kernel"),
+        ("few", 200, "few_rows_kernel"),
+        ("rows", 200, "forward_kernel"),
+    ):
         with cuda_layout(layout):
-            detlogp.logp(logits, ids)
+            detlogp.logp(logits[:rows], ids[:rows])
             with torch.profiler.profile(activities=activities, acc_events=True) as profile:
-                detlogp.logp(logits, ids)
+                detlogp.logp(logits[:rows], ids[:rows])
                 torch.cuda.synchronize()
         assert any(name in event.key for event in profile.key_averages())
 

@@ -60,6 +60,13 @@ __device__ __forceinline__ void send(float* to, Barrier& barrier, int rank, floa
                : "memory");
 }
 
+__device__ __forceinline__ void send(int* to, Barrier& barrier, int rank, int value) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                   address_in_block(to, rank)),
+               "r"(value), "r"(address_in_block(&barrier, rank))
+               : "memory");
+}
+
 __device__ __forceinline__ void send(uint64_t* to, Barrier& barrier, int rank, uint64_t value) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
                    address_in_block(to, rank)),
@@ -124,13 +131,32 @@ __device__ __forceinline__ int rank_in_cluster() {
   return static_cast<int>(rank);
 }
 
-// Every thread of every block of the cluster; barriers that were initialised before are ready after.
-__device__ __forceinline__ void sync_cluster() {
+// Every thread of every block of the cluster, in two steps; barriers that were initialised before the first are ready
+// after the second.
+__device__ __forceinline__ void arrive_at_cluster() {
   asm volatile(
       "fence.mbarrier_init.release.cluster;\n"
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;\n" ::
+      "barrier.cluster.arrive.release.aligned;\n" ::
           : "memory");
+}
+
+__device__ __forceinline__ void wait_at_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void sync_cluster() {
+  arrive_at_cluster();
+  wait_at_cluster();
+}
+
+// A kernel that was launched to begin early, before the one ahead of it in the stream has ended, waits here for that to
+// end, and reads and writes nothing before. Then it lets the kernel behind it begin likewise.
+__device__ __forceinline__ void wait_for_kernel_before() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+__device__ __forceinline__ void let_kernel_after_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // ---- shared memory by address: in a loop, addresses that are computed once -----------------------

@@ -45,6 +45,29 @@ inline const DeviceFacts& facts_of(int device) {
   return facts[device];
 }
 
+// Whether kernels that need clusters run there; their code is for 9.0 and 10.0.
+inline bool has_clusters(const DeviceFacts& facts) {
+  return facts.major >= 9 && facts.major < 12 && is_built_for(facts.major);
+}
+
+// Of a launch: so many blocks to a cluster.
+inline cudaLaunchAttribute clusters_of(unsigned blocks) {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = blocks;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  return attribute;
+}
+
+// Of a launch: the kernel may begin before the one ahead of it in the stream has ended (barrier.h).
+inline cudaLaunchAttribute begins_early() {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
 inline int current_device() {
   int device;
   check(cudaGetDevice(&device), "cudaGetDevice");

@@ -25,6 +25,7 @@ namespace {
 
 constexpr int kAutomatic = 0;
 constexpr int kRows = -1;
+constexpr int kFewRows = -2;
 
 template <class T, class Acc, int B>
 __device__ __forceinline__ Acc sum_exp(const T* row, int64_t stride, int64_t vocab, Acc row_max) {
@@ -94,7 +95,7 @@ void launch_for_dtype(const ForwardArgs& args, cudaStream_t stream) {
   });
 }
 
-// kAutomatic, kRows, or a number of blocks a row in the ring kernel.
+// One of these, or a number of blocks a row in the ring kernel.
 std::atomic<int> chosen_layout{kAutomatic};
 
 template <class Launch>
@@ -103,18 +104,25 @@ bool launch_if_faster(const Launch& launch_ring, const ForwardArgs& args, void* 
   const int64_t from = args.rows.count <= ForwardPolicy::kFewRows
                            ? ForwardPolicy::kRingVocabOfFewRows
                            : ForwardPolicy::kRingVocab;
-  if (layout == kRows || (layout == kAutomatic && args.rows.vocab < from)) {
+  if (layout < kAutomatic || (layout == kAutomatic && args.rows.vocab < from)) {
     return false;
   }
   return launch_ring(args, stream, layout == kAutomatic ? kAnyCluster : layout);
 }
 
+bool launch_if_few(const ForwardArgs& args, void* stream) {
+  const int layout = chosen_layout;
+  const bool is_allowed = layout == kAutomatic || layout == kFewRows;
+  return is_allowed && launch_few_rows(args, stream, layout == kFewRows);
+}
+
 }  // namespace
 
 bool select_layout(const char* name) {
-  constexpr std::array<std::pair<const char*, int>, 6> layouts = {
+  constexpr std::array<std::pair<const char*, int>, 7> layouts = {
       {{"auto", kAutomatic},
        {"rows", kRows},
+       {"few", kFewRows},
        {"ring1", 1},
        {"ring2", 2},
        {"ring4", 4},
@@ -141,6 +149,9 @@ void launch_forward(const ForwardArgs& args, Arithmetic arithmetic, void* stream
       }
       return;
     case Arithmetic::float32:
+      if (!is_general && launch_if_few(args, stream)) {
+        return;
+      }
       if (!launch_if_faster(is_general ? launch_general_ring : launch_forward_ring, args, stream)) {
         launch_for_dtype<float>(args, cuda_stream);
       }

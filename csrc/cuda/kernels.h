@@ -24,8 +24,9 @@ void launch_exact_row_sum(const PartArgs& args, void* stream);
 void launch_exact_finish(const FinishArgs& args, void* stream);
 void launch_exact_total(const TotalArgs& args, void* stream);
 
-// How the forward lays its work out: "auto", "rows" (a block a row), or "ring1", "ring2", "ring4",
-// "ring8" (so many blocks a row, where that serves). Returns false for another name. For tests.
+// How the forward lays its work out: "auto", "rows" (a block a row), or, where that serves, "few" (8 or 4 blocks a row,
+// its logits in registers), "ring1", "ring2", "ring4", "ring8" (so many blocks a row). Returns false for another name.
+// For tests.
 bool select_layout(const char* name);
 
 // Makes a device current for a scope.

@@ -16,6 +16,12 @@ struct ForwardPolicy {
   static constexpr int64_t kFewRows = 128;
 };
 
+// Few wide rows: as many as the device takes at a time, by 8 blocks a row or by 4.
+struct FewRowsPolicy {
+  static constexpr int kThreads = 512;  // of a block, that make terms
+  static constexpr int kPeriods = 320;  // of 512 columns, at most: V up to 163840
+};
+
 // The ring of the forward, by the size of a logit, the blocks of a row, the contract, and whether there are temperatures
 // and the entropy, which need registers. Measured on 9.0; 10.0, which has the same shared memory, uses the same numbers.
 template <int ElementBytes, int Blocks, bool IsExact, bool IsGeneral>

@@ -115,16 +115,18 @@ def cpu_path(name: str) -> Iterator[None]:
         select_cpu_path(previous)
 
 
-CUDA_LAYOUTS = ("rows", "ring1", "ring2", "ring4", "ring8")
+CUDA_LAYOUTS = ("rows", "few", "ring1", "ring2", "ring4", "ring8")
 
 
 @contextmanager
 def cuda_layout(name: str) -> Iterator[None]:
-    """One layout of the CUDA forward, in all threads: "rows", a block a row that reads it twice, or
-    "ring1" to "ring8", so many blocks a row that read it once. The bits are the same.
+    """One layout of the CUDA forward, in all threads: "rows", a block a row that reads it twice;
+    "few", 8 or 4 blocks a row that hold it in registers; or "ring1" to "ring8", so many blocks a
+    row that read it once. The bits are the same.
 
-    A ring serves float16, bfloat16 and float32 logits with adjacent columns, V > 4096, where a row
-    fits into it, on devices of capability 9 and 10; "rows" serves the rest. RuntimeError for
+    The others serve float16, bfloat16 and float32 logits with adjacent columns, V > 4096, on
+    devices of capability 9 and 10: a ring where a row fits into it; "few" up to V = 163840, in the
+    locked contract without temperature and entropy. "rows" serves the rest. RuntimeError for
     another name, or a build without CUDA.
     """
     select_cuda_layout(name)

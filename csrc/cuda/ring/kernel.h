@@ -101,6 +101,8 @@ __global__ void __launch_bounds__(S::kThreads, 1) forward_ring_kernel(
       Divisor<float>(args.temperature)};
   initialize(shared);
   S::kCluster > 1 ? sync_cluster() : __syncthreads();
+  wait_for_kernel_before();
+  let_kernel_after_begin();
   const int warp = threadIdx.x / 32;
   if (warp < S::kSumWarps) {
     using Sum = std::conditional_t<S::kIsExact, ExactSummer<S>, Summer<S>>;
@@ -128,18 +130,16 @@ __global__ void __launch_bounds__(S::kThreads, 1) forward_ring_kernel(
 }
 
 template <class S>
-cudaLaunchConfig_t launch_config(int clusters, void* stream, cudaLaunchAttribute* attribute) {
-  attribute->id = cudaLaunchAttributeClusterDimension;
-  attribute->val.clusterDim.x = S::kCluster;
-  attribute->val.clusterDim.y = 1;
-  attribute->val.clusterDim.z = 1;
+cudaLaunchConfig_t launch_config(int clusters, void* stream, cudaLaunchAttribute (&attributes)[2]) {
+  attributes[0] = clusters_of(S::kCluster);
+  attributes[1] = begins_early();
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(clusters * S::kCluster);
   config.blockDim = dim3(S::kThreads);
   config.dynamicSmemBytes = S::kStages * S::kStageBytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   return config;
 }
 
@@ -150,13 +150,13 @@ int count_clusters(int device) {
       sizeof(Shared<S>) + S::kStages * S::kStageBytes <= S::Policy::kSharedBytes,
       "the ring leaves room for the barriers");
   const DeviceFacts& facts = facts_of(device);
-  if (facts.major < 9 || facts.major >= 12 || !is_built_for(facts.major) ||
-      facts.shared_bytes < S::Policy::kSharedBytes) {
+  if (!has_clusters(facts) || facts.shared_bytes < S::Policy::kSharedBytes) {
     return 0;
   }
   const auto kernel = forward_ring_kernel<S>;
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = launch_config<S>(1, nullptr, &attribute);
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config = launch_config<S>(1, nullptr, attributes);
+  config.numAttrs = 1;
   const auto bytes = static_cast<int>(config.dynamicSmemBytes);
   check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
@@ -221,8 +221,8 @@ bool launch(const ForwardArgs& args, void* stream, int device, int wanted) {
   if (!all_work && count > (S::kRowSlots - 1) * int64_t{clusters}) {
     return false;
   }
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = launch_config<S>(clusters, stream, &attribute);
+  cudaLaunchAttribute attributes[2];
+  const cudaLaunchConfig_t config = launch_config<S>(clusters, stream, attributes);
   check(
       cudaLaunchKernelEx(&config, forward_ring_kernel<S>, args, slices_in_memory<S>()),
       "launch of forward_ring_kernel");

@@ -1,16 +1,11 @@
 // The neighbouring logits of one thread, from shared memory, as they lie in memory.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/barrier.h"
 #include "cuda/device.h"
+#include "cuda/piece_max.h"
 
 namespace detlogp::cuda::ring {
-
-// Two logits of two bytes, on which instructions work at a time.
-template <class T>
-using Pair = std::conditional_t<std::is_same<T, Half>::value, __half2, __nv_bfloat162>;
 
 template <class T, int Lanes>
 struct Logits {

@@ -44,4 +44,14 @@ __device__ __forceinline__ bool are_near(
   return __all_sync(0xffffffffu, __hbge2(__hmin2_nan(low[0], low[1]), least));
 }
 
+// The term of a logit that is near: of its distance from the max, or of a quotient's.
+template <class T, bool Divides>
+__device__ __forceinline__ float make_near_term(float x) {
+  if constexpr (!Divides && std::is_same<T, BFloat16>::value) {
+    return near_bfloat16_term_of(x);
+  } else {
+    return near_term_of(x);
+  }
+}
+
 }  // namespace detlogp::cuda::ring

@@ -1,9 +1,9 @@
 // A row as the stages of a block hold it, in pieces of 16 bytes.
 #pragma once
 
-#include <type_traits>
 #include <utility>
 
+#include "cuda/piece_max.h"
 #include "cuda/ring/shape.h"
 
 namespace detlogp::cuda::ring {
@@ -60,9 +60,7 @@ struct Pieces {
 template <class T>
 struct Filler {
   static constexpr int kSize = sizeof(T);
-  static constexpr uint32_t kMinusInfinity = std::is_same<T, Half>::value ? 0xfc00fc00u
-                                             : kSize == 2                 ? 0xff80ff80u
-                                                                          : 0xff800000u;
+  static constexpr uint32_t kMinusInfinity = minus_infinities<T>;
 
   __device__ __forceinline__ static void store(uint32_t to) {
     store_shared(to, {kMinusInfinity, kMinusInfinity, kMinusInfinity, kMinusInfinity});

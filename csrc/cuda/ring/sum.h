@@ -173,10 +173,8 @@ class Summer {
       return exp_parts(x);
     } else if constexpr (!IsNear) {
       return term_of(x);
-    } else if constexpr (!Divides && std::is_same<typename S::Logit, BFloat16>::value) {
-      return near_bfloat16_term_of(x);
     } else {
-      return near_term_of(x);
+      return make_near_term<typename S::Logit, Divides>(x);
     }
   }
 
