@@ -22,8 +22,8 @@ DESCRIPTION = """\
 Times forward, backward, forward + backward and second order of detlogp and of
 every peer that is installed, alternating within one run.
 
-On CUDA: "graph" is the replay of a captured CUDA graph, "eager" the same call
-with what the host adds; both by events. On the CPU, the clock. GB/s counts the
+On CUDA: "graph" is a tenth of the replay of a CUDA graph of ten calls, "eager" a
+call with what the host adds; both by events. On the CPU, the clock. GB/s counts the
 fewest bytes that the work must move; the share compares it with a plain copy in
 the same run. Extra is the most memory that one call allocates at a time.
 "+ entropy": the entropy of each row besides, in one call.
