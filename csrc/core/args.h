@@ -47,7 +47,8 @@ struct Rows {
   DETLOGP_FN bool selected(const Rows& rows, int64_t row) {
     return rows.mask == nullptr || rows.mask[row];
   }
-  // Selected, and its id is a column. The logits of any other row are not read.
+  // Selected, and its id is a column. Nothing depends on the logits of any other row; those of a row that is not
+  // selected are not read, and those of a bad id only where waiting for it would take longer (cuda/few).
   DETLOGP_FN bool scored(const Rows& rows, int64_t row) {
     const auto id = static_cast<uint64_t>(rows.token_ids[row]);
     return selected(rows, row) && id < static_cast<uint64_t>(rows.whole_vocab);

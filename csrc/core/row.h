@@ -75,7 +75,7 @@ DETLOGP_FN void store_scored_row(
   store_entropy(args, row, static_cast<double>(log_sum + gap), gap);
 }
 
-// A row that is not selected, or whose id is not one of its columns. Its logits are not read.
+// A row that is not selected, or whose id is not one of its columns. Its logits do not matter.
 template <class Acc>
 DETLOGP_FN void store_skipped_row(const ForwardArgs& args, int64_t row) {
   const bool selected = Rows::selected(args.rows, row);

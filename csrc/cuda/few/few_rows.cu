@@ -48,6 +48,11 @@ __global__ void __launch_bounds__(kThreads + S::kLanes)
   wait_for_kernel_before();
   let_kernel_after_begin();
   if (thread < kThreads) {
+    // A bad id is not waited for: the logits are then read for nothing.
+    if (!Rows::selected(rows, row)) {
+      wait_at_cluster();
+      return;
+    }
     const Columns<S> columns(rows, row, thread, rank);
     const bool is_scored = Rows::scored(rows, row);
     wait_at_cluster();
