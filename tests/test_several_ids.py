@@ -41,6 +41,8 @@ def test_bits_are_those_of_one_id(
     x, ids, *_ = make_problem(vocab, dtype, device, generator, rows=9)
     x[4, 0], x[5, -1], x[6] = NAN, INF, -INF
     x[7, vocab // 2 :] = -INF
+    x[8], x[8, -1] = -INF, -0.0
+    ids[8, 0] = vocab - 1
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     options: dict[str, Any] = {"temperature": temperature, "contract": contract}
     for asked in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
