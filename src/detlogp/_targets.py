@@ -47,8 +47,8 @@ def _targets(
     """(x[t_k] - m) - log(s), [..., K]: the last step of the kernels, with their bits."""
     counts, column = places(token_ids, mask, logits.shape[-1])
     x = tempered(logits.gather(-1, column), temperature, row_max.dtype).to(row_max.dtype)
-    # In float64 where the exact contract keeps log(s) in it. 0 is added because m is kept as 0 where
-    # it is -0, and a distance of -0 must not come of it: the kernels take m as it is.
+    # In float64 where the exact contract keeps log(s) in it. m is kept as 0 where it is -0, but the
+    # kernels take it as it is; so 0 is added, and no distance of -0 comes of it.
     below_max = x.to(log_sum.dtype) - row_max.to(log_sum.dtype).unsqueeze(-1) + 0.0
     values = (below_max - log_sum.unsqueeze(-1)).to(row_max.dtype).masked_fill(~counts, 0)
     if nan_for_invalid:
