@@ -191,8 +191,7 @@ std::string select_cuda_layout(std::string name) {
   STD_TORCH_CHECK(
       is_known,
       "detlogp: the CUDA layout must be auto, rows, few, ring1, ring2, ring4 or ring8, in a build "
-      "with "
-      "CUDA, got ",
+      "with CUDA, got ",
       name);
   return name;
 }

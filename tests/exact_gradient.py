@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from exact_reference import (
     LOG2,
-    base_of,
     below,
     entropy,
     exp_double,
     f32,
     f64,
     logp,
+    scale_of,
     split,
 )
 from torch import Tensor
@@ -77,9 +77,7 @@ def _columns(row: list[float], targets: set[int]) -> _Columns:
     m = max(Fraction(x) for x in row if x != -math.inf)
     log_s = logp(row, 0)[2]
     gap = float(f32(entropy(row)[1]))
-    base = base_of(m)
-    largest_k, _ = split(m, base)
-    r = f32(m - base) - largest_k * Fraction(LOG2)
+    base, largest_k, r = scale_of(m)
     w = f32(exp_double(-f64(r + log_s)))
     columns = _Columns([], [], [])
     for v, x in enumerate(row):

@@ -67,8 +67,11 @@ def split(x: Fraction, base: Fraction) -> tuple[int, Fraction]:
     return k, e
 
 
-def base_of(m: Fraction) -> Fraction:
-    return Fraction(0) if abs(m) < Fraction(LARGE) else m
+def scale_of(m: Fraction) -> tuple[Fraction, int, Fraction]:
+    """What a row's elements share: c, and K and r of the max."""
+    base = Fraction(0) if abs(m) < Fraction(LARGE) else m
+    largest_k, _ = split(m, base)
+    return base, largest_k, f32(m - base) - largest_k * Fraction(LOG2)
 
 
 def exp_double(x: Fraction) -> Fraction:
@@ -109,18 +112,15 @@ def term(x: Fraction, base: Fraction, largest_k: int, bits: int) -> int:
 
 def total(row: list[Fraction], m: Fraction, vocab: int) -> int:
     """S of some of a row's columns: sums of parts add up."""
-    base = base_of(m)
-    largest_k, _ = split(m, base)
+    base, largest_k, _ = scale_of(m)
     bits = quanta_bits(vocab)
     return sum(term(x, base, largest_k, bits) for x in row) % 2**64
 
 
 def sum_of(m: Fraction, vocab: int, whole: int) -> tuple[Fraction, Fraction]:
     """(M, s') of the whole number S."""
-    base = base_of(m)
-    largest_k, _ = split(m, base)
+    base, largest_k, r = scale_of(m)
     bits = quanta_bits(vocab)
-    r = f32(m - base) - largest_k * Fraction(LOG2)
     of_max = f64(exp_double(r) * Fraction(2) ** bits)
     of_others = f64((whole - term(m, base, largest_k, bits)) % 2**64)
     return of_max, f64(of_others / of_max)
@@ -151,18 +151,17 @@ def below(x: float, m: Fraction) -> float:
 
 def entropy(row: list[float]) -> tuple[float, Fraction]:
     """Entropy in float32, and gap, of a row of finite logits or -inf."""
-    vocab = len(row)
-    m = max(Fraction(x) for x in row if x != float("-inf"))
-    base, bits = base_of(m), quanta_bits(vocab)
-    largest_k, _ = split(m, base)
+    numbers = [Fraction(x) for x in row if x != float("-inf")]
+    m, bits = max(numbers), quanta_bits(len(row))
+    base, largest_k, _ = scale_of(m)
     lowest = f32((largest_k - 30 - bits) * Fraction(LOG2))
     whole = 0
     for x in row:
         if x != float("-inf") and f32(Fraction(x) - base) >= lowest:
             k, e = split(Fraction(x), base)
-            whole += round(f32(Fraction(2) ** (k - largest_k + bits) * e * Fraction(below(x, m))))
-    numbers = [Fraction(x) for x in row if x != float("-inf")]
-    of_max, s = sum_of(m, vocab, total(numbers, m, vocab))
+            term_of_x = Fraction(2) ** (k - largest_k + bits) * e
+            whole += round(f32(term_of_x * Fraction(below(x, m))))
+    of_max, s = sum_of(m, len(row), total(numbers, m, len(row)))
     gap = f64(f64(whole) / f64(of_max * f64(1 + s)))
     return float(f32(f64(log_double(f64(1 + s)) + gap))), gap
 

@@ -37,11 +37,16 @@ def _rows(vocab: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("vocab", [1, 2, 7, 129, 700])
-def test_values(vocab: int, dtype: torch.dtype, device: str, generator: torch.Generator) -> None:
+def test_widths(vocab: int, dtype: torch.dtype, device: str, generator: torch.Generator) -> None:
+    """Every result, log(s) as it is kept, and the gradient of logp and lse."""
     logits = _rows(vocab, dtype, generator)
-    ids = torch.randint(vocab, (len(logits),), generator=generator)
-    on_device = logits.to(device), ids.to(device)
+    n = len(logits)
+    ids = torch.randint(vocab, (n,), generator=generator)
+    grads = torch.randn(2, n, generator=generator)
+    on_device = logits.to(device).requires_grad_(), ids.to(device)
     found = all_of(*on_device, contract="exact")
+    results = (found.logp, found.lse)
+    (actual,) = torch.autograd.grad(results, on_device[0], tuple(grads.to(device)))
     kept = call(logp_with_stats_op, *on_device, None, 2, 2, EXACT, False)[3]
     for row, (numbers, token_id) in enumerate(zip(logits.tolist(), ids.tolist(), strict=True)):
         value, lse, log_s = logp(numbers, token_id)
@@ -49,6 +54,8 @@ def test_values(vocab: int, dtype: torch.dtype, device: str, generator: torch.Ge
         assert found.lse[row].item() == lse
         assert found.entropy[row].item() == entropy(numbers)[0]
         assert kept[row].item() == float(log_s)
+        g = Cotangents(grads[0, row].item(), grads[1, row].item(), None)
+        assert_same_bits(actual[row].cpu(), gradient(numbers, token_id, g).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
