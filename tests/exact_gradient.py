@@ -108,9 +108,11 @@ def _element(columns: _Columns, v: int, g: Cotangents, temperature: float) -> fl
     return a
 
 
-def gradient(row: list[float], token_id: int, g: Cotangents, temperature: float = 1) -> Tensor:
+def gradient(
+    row: list[float], token_id: int | None, g: Cotangents, temperature: float = 1
+) -> Tensor:
     """[V], float32, of a row of quotients that is scored, before the rounding to a half type."""
-    columns = _columns(row, {token_id})
+    columns = _columns(row, set() if token_id is None else {token_id})
     return torch.tensor([_element(columns, v, g, temperature) for v in range(len(row))])
 
 
@@ -129,7 +131,7 @@ def gradient_of_ids(
         if is_good:
             own[t] = _subtract(own.get(t, 0.0), -a)
     c = _subtract(0.0 if g.lse is None else g.lse, _sum_of_ids(used))
-    columns = _columns(row, set(own) or {0})
+    columns = _columns(row, set(own))
     result = []
     for v in range(len(row)):
         has = own.get(v)

@@ -322,3 +322,41 @@ def test_one_row_times_a_number(
     found = AT_A_ROW[route](f, v)(x)
     expected = AT_A_ROW[route](by_hand, v.double())(x.double())
     assert torch.allclose(found.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("route", ["grad of jvp", "jvp of grad", "hessian"])
+@pytest.mark.parametrize("contract", ["locked", "exact"])
+@pytest.mark.parametrize("ids_shape", [(4,), (4, 2)])
+def test_a_loss_that_is_linear(
+    ids_shape: tuple[int, ...],
+    contract: str,
+    route: str,
+    device: str,
+    generator: torch.Generator,
+) -> None:
+    """Weights that are constant: forward mode pulls back zeros that are no memory."""
+    x, v = (torch.randn(4, 7, generator=generator).to(device) for _ in range(2))
+    ids = torch.randint(7, ids_shape, generator=generator).to(device)
+    weights = torch.randn(3, 4, generator=generator).to(device)
+
+    def loss(*results: Tensor) -> Tensor:
+        columns = torch.stack([result.reshape(4, -1).sum(-1) for result in results])
+        return (columns * weights.to(columns.dtype)).sum()
+
+    def f(logits: Tensor) -> Tensor:
+        found = detlogp.logp(logits, ids, contract=contract, return_lse=True, return_entropy=True)
+        return loss(*found)
+
+    def by_hand(logits: Tensor) -> Tensor:
+        log_p = torch.log_softmax(logits, -1)
+        logp = log_p.gather(-1, ids.view(4, -1))
+        return loss(logp, torch.logsumexp(logits, -1), -(log_p.exp() * log_p).sum(-1))
+
+    def of(function: Function, along: Tensor) -> Function:
+        if route != "hessian":
+            return AT_A_ROW[route](function, along)
+        return lambda logits: torch.tensordot(hessian(function)(logits), along, 2)
+
+    found = of(f, v)(x)
+    expected = of(by_hand, v.double())(x.double())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)

@@ -99,7 +99,7 @@ def test_gradient(
                 expected = gradient_of_ids(quotients[row], which, of_logp, g, divisor)
             else:
                 g = Cotangents(of_logp, of_lse, of_entropy)
-                token_id = which if ids is one else 0
+                token_id = which if ids is one else None
                 expected = gradient(quotients[row], token_id, g, divisor)
             assert_same_bits(actual[row].cpu(), expected.to(dtype))
 

@@ -52,6 +52,7 @@ OTHERS: dict[str, Layer] = {
     "tanh inside": lambda f, x, seed: f(torch.tanh(x) * 1.5 + 0.3 * drawn(seed, x)),
     "product": lambda f, x, seed: f(x) * f(x * 0.7) * 0.3,
     "sin outside": lambda f, x, seed: torch.sin(f(x)),
+    "weighted": lambda f, x, seed: f(x) * drawn(seed, f(x)),
 }
 LAYERS = DERIVATIVES | OTHERS
 

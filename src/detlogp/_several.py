@@ -117,10 +117,7 @@ def _differentiable_gradient(
 ) -> Tensor:
     dtype = rows.row_max.dtype
     ids, mask, vocab = rows.token_ids, rows.mask, rows.logits.shape[-1]
-    whole = rows._replace(
-        logits=_quotients(rows.logits, temperature, dtype),
-        token_ids=ids.new_zeros(rows.logits.shape[:-1]),
-    )
+    whole = rows._replace(logits=_quotients(rows.logits, temperature, dtype)).without_target()
     of_lse = None if grad_lse is None else grad_lse.to(dtype)
     of_targets = None
     if grad_logp is not None:
@@ -152,9 +149,8 @@ def _composed(
     """The same results under a transform or in forward mode, of primitives."""
     dtype = torch.float64 if arithmetic == FLOAT64 else torch.float32
     quotients = _quotients(logits, temperature[0] if temperature else 1.0, dtype)
-    column = token_ids.new_zeros(logits.shape[:-1])
     wide = DTYPE_NUMBERS[dtype]
-    args = (quotients, column, mask, wide, wide, arithmetic, False)
+    args = (quotients, None, mask, wide, wide, arithmetic, False)
     function = ScoreEntropy if temperature else Score
     _, *results, row_max, log_sum = function.apply(*args)  # type: ignore[no-untyped-call]
     rows = (token_ids, mask, row_max, log_sum)

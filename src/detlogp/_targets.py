@@ -19,6 +19,7 @@ from detlogp._native import (
     row_sum_op,
 )
 from detlogp.primitives._places import places, sum_of_equals
+from detlogp.primitives.rows import Rows
 
 _library = torch.library.Library("detlogp", "FRAGMENT")
 _library.define(
@@ -96,34 +97,32 @@ def _targets_backward(
         None if grad is None else grad.to(row_max.dtype).contiguous()
         for grad in (grad_lse, grad_entropy)
     )
-    statistics = (mask, row_max, log_sum)
-    options = (0, None, gap, of_entropy, temperature)
-    result: Tensor
+    rows = Rows(logits, token_ids, mask, row_max, log_sum).without_target()
+    shared = (*rows.place, gap, of_entropy, temperature)
     if grad_logp is None or token_ids.shape[-1] == 0:
-        column = token_ids.new_zeros(logits.shape[:-1])
-        result = call(logp_backward_op, logits, column, *statistics, None, of_lse, *options)
-        return result
+        whole: Tensor = call(logp_backward_op, *rows.tensors, None, of_lse, *shared)
+        return whole
     counts, column = places(token_ids, mask, logits.shape[-1])
     of_values = grad_logp.to(row_max.dtype).masked_fill(~counts, 0)
     c = (0.0 if of_lse is None else of_lse) - call(row_sum_op, of_values)
-    # The exact contract takes more care with a target's p. It takes it here with one that is
-    # written anew below, or with column 0.
-    target = column.amax(-1)
-    result = call(logp_backward_op, logits, target, *statistics, None, c, *options)
+    result: Tensor = call(logp_backward_op, *rows.tensors, None, c, *shared)
     own = sum_of_equals(of_values, column)
     at_targets = call(
         logp_backward_op,
         logits.gather(-1, column).unsqueeze(-1),
         torch.zeros_like(column),
-        *_for_each(column, *statistics),
+        *_for_each(column, mask, row_max, log_sum),
         own,
         c.unsqueeze(-1) + own,
         0,
         None,
         *_for_each(column, gap, of_entropy),
         temperature,
-    )
-    return result.scatter_(-1, column, at_targets.squeeze(-1))
+    ).squeeze(-1)
+    # Without an id that counts the row has no target, and its column keeps what it has.
+    has_target = counts.any(-1, keepdim=True)
+    at_targets = torch.where(has_target, at_targets, result.gather(-1, column))
+    return result.scatter_(-1, column, at_targets)
 
 
 def _for_each(column: Tensor, *vectors: Tensor | None) -> list[Tensor | None]:

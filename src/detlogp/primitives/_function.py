@@ -69,6 +69,13 @@ def fold(batch_size: int, dim: int | None, argument: Any) -> Any:
     return argument.movedim(dim, 0)
 
 
+def contiguous(vector: Tensor | None) -> Tensor | None:
+    """As the operators want a vector. Forward mode's zeros are no memory until they are written."""
+    if vector is None:
+        return None
+    return torch.zeros_like(vector) if vector._is_zerotensor() else vector.contiguous()
+
+
 def keep(ctx: Any, *tensors: Tensor | None) -> None:
     """Saves for both modes; missing gradients and tangents come as None."""
     ctx.save_for_backward(*tensors)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from detlogp._guards import call
 from detlogp._native import logp_backward_op
-from detlogp.primitives._function import Primitive, pushing
+from detlogp.primitives._function import Primitive, contiguous, pushing
 from detlogp.primitives.rows import Rows, keep_rows, kept_rows
 from detlogp.primitives.second_order import second_order
 
@@ -26,7 +26,7 @@ class Gradient(Primitive):
     @staticmethod
     def forward(*args: Any) -> Any:
         rows = Rows(*args[:6]).contiguous()
-        grads = (g if g is None else g.contiguous() for g in args[6:])
+        grads = map(contiguous, args[6:])
         return call(logp_backward_op, *rows.tensors, *grads, *rows.place)
 
     @staticmethod

@@ -1,5 +1,6 @@
 """The rows that a call is about: what every primitive on logits is given, in this order."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +27,15 @@ class Rows(NamedTuple):
     @property
     def place(self) -> tuple[int, ...]:
         """Where the part begins, and the columns of whole rows: what the operators ask for."""
-        return () if self.part is None else (self.part.first, self.part.vocab_size)
+        if self.part is None:
+            return ()
+        first, end = self.part.first, self.part.first + self.part.count
+        return first, max(self.part.vocab_size, end)
+
+    def without_target(self) -> "Rows":
+        """Scored, but at no column: as if a column stood before the others, and the id were its."""
+        ids = torch.zeros(self.row_max.shape, dtype=torch.int64, device=self.row_max.device)
+        return self._replace(token_ids=ids, part=replace(self.columns, first=1))
 
     @property
     def columns(self) -> Columns:

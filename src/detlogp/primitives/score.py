@@ -8,6 +8,7 @@ the entropy, whose derivatives are those of weighted_log; and of a part of the c
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from detlogp._guards import call
@@ -21,22 +22,36 @@ from detlogp.primitives.tangent import tangent
 from detlogp.primitives.weighted_log import entropy_gradient, entropy_tangent
 
 
+def _with_ids(
+    logits: Tensor, token_ids: Tensor | None, mask: Tensor | None, *options: Any
+) -> tuple[Any, ...]:
+    if token_ids is None:
+        token_ids = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    mask = None if mask is None else mask.contiguous()
+    return logits, token_ids.contiguous(), mask, *options
+
+
 class Score(Primitive):
-    """logits [..., V], token_ids [...], mask [...] or None, options -> logp, lse, m, log(s)."""
+    """logits [..., V], token_ids [...] or None, mask [...] or None, options
+
+    -> logp, lse, m, log(s). Without ids there is no target, and logp means nothing.
+    """
 
     @staticmethod
-    def forward(logits: Tensor, token_ids: Tensor, mask: Tensor | None, *options: Any) -> Any:
-        vectors = (token_ids.contiguous(), None if mask is None else mask.contiguous())
-        return call(logp_with_stats_op, logits, *vectors, *options)
+    def forward(*args: Any) -> Any:
+        return call(logp_with_stats_op, *_with_ids(*args))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         logits, token_ids, mask, *_ = inputs
         logp, lse, row_max, log_sum = output
-        ctx.part = None
+        rows = Rows(logits, token_ids, mask, row_max, log_sum)
+        if token_ids is None:
+            rows = rows.without_target()
+        ctx.part = rows.part
         ctx.dtypes = (logp.dtype, lse.dtype)
         ctx.mark_non_differentiable(row_max, log_sum)
-        keep(ctx, logits, token_ids, mask, row_max, log_sum)
+        keep(ctx, *rows.tensors)
 
     @staticmethod
     def backward(ctx: Any, grad_logp: Tensor | None, grad_lse: Tensor | None, *_: Any) -> Any:
@@ -56,9 +71,8 @@ class ScoreEntropy(Score):
     """The same, and the entropy: logp, lse, entropy, m, log(s)."""
 
     @staticmethod
-    def forward(logits: Tensor, token_ids: Tensor, mask: Tensor | None, *options: Any) -> Any:
-        vectors = (token_ids.contiguous(), None if mask is None else mask.contiguous())
-        return call(logp_with_entropy_op, logits, *vectors, *options, 1.0)[:5]
+    def forward(*args: Any) -> Any:
+        return call(logp_with_entropy_op, *_with_ids(*args), 1.0)[:5]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

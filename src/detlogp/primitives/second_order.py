@@ -28,7 +28,7 @@ from torch import Tensor
 from detlogp._guards import call
 from detlogp._native import logp_second_order_op
 from detlogp.primitives import _exact
-from detlogp.primitives._function import Primitive, pushing
+from detlogp.primitives._function import Primitive, contiguous, pushing
 from detlogp.primitives.gather import gather
 from detlogp.primitives.probability import centered, probability
 from detlogp.primitives.row_expand import row_expand
@@ -43,7 +43,7 @@ class SecondOrder(Primitive):
     @staticmethod
     def forward(*args: Any) -> Any:
         rows, u = Rows(*args[:6]).contiguous(), args[8]
-        grads = (g if g is None else g.contiguous() for g in args[6:8])
+        grads = map(contiguous, args[6:8])
         if not rows.columns.is_exact:
             return call(logp_second_order_op, *rows.tensors, *grads, u)
         mean = _exact.row_sum(u, rows.columns, rows)
