@@ -2,8 +2,9 @@
 
     python benchmarks/calls.py --output calls.json
 
-Few rows, temperatures, 10% of the rows; and the host's time of one eager call. A graph's launch,
-some microseconds, is part of its time: of ten calls in a graph each has a tenth of it.
+Few rows, temperatures, 10% of the rows; and the host's time of one eager call, beside torch's two
+calls and `torch.neg`. A graph's launch, some microseconds, is part of its time: of ten calls in a
+graph each has a tenth of it.
 """
 
 import argparse
@@ -45,9 +46,13 @@ def graph_ms(call: Call) -> dict[str, float]:
     return result
 
 
-def gradient(forward: Callable[[], Tensor], leaf: Tensor) -> Tensor:
+def gradient(
+    forward: Callable[[], Tensor], leaf: Tensor, cotangent: Tensor | None = None
+) -> Tensor:
     value = forward()
-    return torch.autograd.grad(value, leaf, torch.ones_like(value))[0]
+    if cotangent is None:
+        cotangent = torch.ones_like(value)
+    return torch.autograd.grad(value, leaf, cotangent)[0]
 
 
 def few_rows(rows: int) -> dict[str, Call]:
@@ -75,6 +80,30 @@ def many_rows(dtype: torch.dtype) -> dict[str, Call]:
     return calls
 
 
+def host_times() -> dict[str, float]:
+    """Microseconds of the host, 64 x 1000 bfloat16. PyTorch hands a backward to a thread of the
+    device, unless it is told to use the caller's."""
+    logits, token_ids, _ = make_inputs(Case(64, 1000, torch.bfloat16), "cuda")
+    leaf = logits.detach().requires_grad_()
+    forwards: dict[str, Callable[[Tensor], Tensor]] = {
+        "detlogp": lambda x: detlogp.logp(x, token_ids),
+        "torch": lambda x: TORCH(x, token_ids),
+        "torch.neg": torch.neg,
+    }
+    both: dict[str, Call] = {}
+    for name, forward in forwards.items():
+        cotangent = torch.ones_like(forward(logits))
+        both[name] = partial(gradient, partial(forward, leaf), leaf, cotangent)
+    with torch.autograd.set_multithreading_enabled(False):
+        on_caller = host_us(both, "cuda")
+    times = {
+        "forward": host_us({n: partial(f, logits) for n, f in forwards.items()}, "cuda"),
+        "forward + backward": host_us(both, "cuda"),
+        "forward + backward, the caller's thread": on_caller,
+    }
+    return {f"{n}, {what}": us for what, found in times.items() for n, us in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, help="write the numbers as JSON")
@@ -90,7 +119,7 @@ def main() -> None:
             times[name] = graph_ms(call)
             console.print(name, times[name])
         torch.cuda.empty_cache()
-    host = host_us({"detlogp": detlogp.logp, "torch": TORCH}, "cuda:0")
+    host = host_times()
     console.print("host, us a call", host)
     if options.output is not None:
         record = {"graph_ms": times, "host_us": host, "machine": facts("cuda:0")}

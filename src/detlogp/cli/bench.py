@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,14 @@ from detlogp.evidence.machine import facts
 from detlogp.evidence.matrix import judge_implementation
 from detlogp.evidence.peers import WITH_ENTROPY, Implementation, default_names, find, in_place
 from detlogp.evidence.timing import Row
-from detlogp.evidence.works import FIRST_ORDER, SECOND_ORDER, TRAINING_STEP, Benchmark, Case
+from detlogp.evidence.works import (
+    FIRST_ORDER,
+    SECOND_ORDER,
+    TRAINING_STEP,
+    Benchmark,
+    Case,
+    make_inputs,
+)
 
 DESCRIPTION = """\
 Times forward, backward, forward + backward and second order of detlogp and of
@@ -104,8 +112,10 @@ def _wrong_at(
     return {n: f"{words[o]}: {why}" for n, (o, why) in judged.items() if o in words}
 
 
-def _host_variants(variants: Mapping[str, Implementation]) -> dict[str, Implementation]:
-    return {n: v for n, v in variants.items() if n in ("detlogp", "torch-log-softmax")}
+def _host_us(variants: Mapping[str, Implementation], device: str) -> dict[str, float]:
+    logits, token_ids, _ = make_inputs(Case(64, 1000, torch.bfloat16), device)
+    timed = [name for name in variants if name in ("detlogp", "torch-log-softmax")]
+    return timing.host_us({n: partial(variants[n], logits, token_ids) for n in timed}, device)
 
 
 def collect(
@@ -168,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
     names = ["detlogp"] if args.scaling else args.variant
     variants = _variants(names, device, args.quick)
     on_cuda = device.startswith("cuda")
-    host = timing.host_us(_host_variants(variants), device) if on_cuda else {}
+    host = _host_us(variants, device) if on_cuda else {}
     jobs = (_scaling_jobs if args.scaling else _jobs)(device, args.quick)
     rows, copied = collect(variants, jobs, device, rounds, with_entropy=not args.scaling)
     console = Console(highlight=False)

@@ -198,23 +198,21 @@ def _fill(row: Row, work: Work, times_ms: list[float], copied_gb_s: float) -> Ro
     )
 
 
-def host_us(variants: Mapping[str, Implementation], device: str) -> dict[str, float]:
-    """One eager call without grad on 64 x 1000 bfloat16 logits, the GPU not waited for: the median
-    over batches of 50 calls, fewer than the GPU's queue holds."""
-    logits, token_ids, _ = make_inputs(Case(64, 1000, torch.bfloat16), device)
-    times: dict[str, list[float]] = {name: [] for name in variants}
+def host_us(calls: Mapping[str, Callable[[], object]], device: str) -> dict[str, float]:
+    """One eager call, the GPU not waited for: the median over batches of 50 calls, fewer than the
+    GPU's queue holds."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     on_cuda = device.startswith("cuda")
-    with torch.no_grad():
-        for turn in range(300):
-            for name, run in variants.items():
-                if on_cuda:
-                    torch.cuda.synchronize()
-                start = time.perf_counter()
-                for _ in range(50):
-                    run(logits, token_ids)
-                elapsed_us = (time.perf_counter() - start) * 1e6 / 50
-                if turn >= 100:
-                    times[name].append(elapsed_us)
+    for turn in range(300):
+        for name, call in calls.items():
+            if on_cuda:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(50):
+                call()
+            elapsed_us = (time.perf_counter() - start) * 1e6 / 50
+            if turn >= 100:
+                times[name].append(elapsed_us)
     return {name: round(statistics.median(values), 2) for name, values in times.items()}
 
 
