@@ -53,7 +53,7 @@ def _rows(x: Tensor) -> Rows:
 def _score(x: Tensor) -> tuple[Tensor, Tensor]:
     _, ids, mask, *_ = _rows(x)
     options = (3, 3, True, False)
-    logp, lse, _, _ = Score.apply(x, ids, mask, *options)  # type: ignore[no-untyped-call]
+    logp, lse, _, _ = Score.apply(x, ids, mask, *options)
     return logp, torch.where(lse.isinf(), 0.0, lse)
 
 

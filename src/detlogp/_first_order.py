@@ -22,13 +22,10 @@ from detlogp._native import (
     logp_with_entropy_op,
     logp_with_stats_op,
 )
-from detlogp.primitives._function import is_plain
+from detlogp.primitives._function import is_batched, is_plain
 from detlogp.primitives.gradient import gradient
 from detlogp.primitives.rows import Rows
 from detlogp.primitives.weighted_log import entropy_gradient
-
-# Of a backward with is_grads_batched, which maps over the cotangents in a way of its own.
-is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 class FirstOrder(torch.autograd.Function):

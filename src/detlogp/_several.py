@@ -152,7 +152,7 @@ def _composed(
     wide = DTYPE_NUMBERS[dtype]
     args = (quotients, None, mask, wide, wide, arithmetic, False)
     function = ScoreEntropy if temperature else Score
-    _, *results, row_max, log_sum = function.apply(*args)  # type: ignore[no-untyped-call]
+    _, *results, row_max, log_sum = function.apply(*args)
     rows = (token_ids, mask, row_max, log_sum)
     values = targets(quotients, results[0], *rows, number, nan_for_invalid)
     return [values, *(result.to(FLOAT_DTYPES[lse_number]) for result in results)]

@@ -365,9 +365,9 @@ def _transformed(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """logp, lse and, with a temperature, the entropy, under a transform or in forward mode."""
     if temperature is None:
-        value, lse, _, _ = Score.apply(logits, *args)  # type: ignore[no-untyped-call]
+        value, lse, _, _ = Score.apply(logits, *args)
         return value, lse, None
     dtype = torch.float64 if args[4] == FLOAT64 else torch.float32
     quotients = tempered(logits, temperature, dtype)
-    value, lse, entropy, _, _ = ScoreEntropy.apply(quotients, *args)  # type: ignore[no-untyped-call]
+    value, lse, entropy, _, _ = ScoreEntropy.apply(quotients, *args)
     return value, lse, entropy

@@ -142,7 +142,7 @@ def logp(
     if columns.count < shard.shape[-1]:
         shard = shard[..., : columns.count]  # without padding
     args: tuple[Any, ...] = (vectors["token_ids"], vectors.get("rows"), columns, number, number)
-    value, lse, _, _ = ScorePart.apply(shard, *args, on_invalid == "nan")  # type: ignore[no-untyped-call]
+    value, lse, _, _ = ScorePart.apply(shard, *args, on_invalid == "nan")
     return LogpResult(value, lse) if return_lse else value
 
 

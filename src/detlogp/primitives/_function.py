@@ -12,7 +12,9 @@ and the rules of a single row would meet it: every tangent is cast to the dtype 
 
 vmap. All tensors of a primitive begin with the leading dimensions of the rows, so a mapped axis
 moves to the front and becomes one more of them: one call for the whole batch. An operand that is
-not mapped is expanded, with stride 0, and not copied.
+not mapped is expanded, with stride 0, and not copied. `is_grads_batched` and `vectorize=True` map
+over cotangents by an older vmap, which hides the mapped axis below autograd: a Function that is
+given such a tensor would record nothing, so `apply` takes the axis out before.
 """
 
 from collections.abc import Iterator
@@ -25,11 +27,20 @@ from torch.autograd import forward_ad
 
 from detlogp._guards import in_transform
 
+# Of the older vmap.
+is_batched = torch._C._functorch.is_legacy_batchedtensor
+
 
 class Primitive(torch.autograd.Function):
     """Base of the primitives: gives each its vmap rule, and its jvp tangents of the right dtype."""
 
     generate_vmap_rule = False
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        if any(isinstance(arg, Tensor) and is_batched(arg) for arg in args):
+            return _apply_to_batches(cls, args, _innermost_level())
+        return super().apply(*args)  # type: ignore[no-untyped-call]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -38,7 +49,7 @@ class Primitive(torch.autograd.Function):
             front = [
                 fold(info.batch_size, dim, arg) for dim, arg in zip(in_dims, args, strict=True)
             ]
-            outputs = cls.apply(*front)  # type: ignore[no-untyped-call]
+            outputs = cls.apply(*front)
             return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
 
         set_up, rule = cls.setup_context, cls.jvp
@@ -67,6 +78,36 @@ def fold(batch_size: int, dim: int | None, argument: Any) -> Any:
     if dim is None:
         return argument.expand(batch_size, *argument.shape)
     return argument.movedim(dim, 0)
+
+
+def _innermost_level() -> int:
+    """How many of the older vmaps are active."""
+    level: int = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return level
+
+
+def _apply_to_batches(cls: type[Primitive], args: tuple[Any, ...], level: int) -> Any:
+    """`cls` of arguments that the older vmap has mapped at this level, or at those below."""
+    if level == 0:
+        return cls.apply(*args)
+    # A tensor that is not mapped at this level gets a dimension of the size that is given.
+    sizes = [
+        torch._remove_batch_dim(arg, level, 0, 0).shape[0]
+        for arg in args
+        if isinstance(arg, Tensor)
+    ]
+    size = max(sizes)
+    if size == 0:  # none is mapped at this level
+        return _apply_to_batches(cls, args, level - 1)
+    front = [
+        torch._remove_batch_dim(arg, level, size, 0) if isinstance(arg, Tensor) else arg
+        for arg in args
+    ]
+    outputs = _apply_to_batches(cls, tuple(front), level - 1)
+    if isinstance(outputs, tuple):
+        return tuple(torch._add_batch_dim(output, 0, level) for output in outputs)
+    return torch._add_batch_dim(outputs, 0, level)
 
 
 def contiguous(vector: Tensor | None) -> Tensor | None:

@@ -41,5 +41,5 @@ class Gather(Primitive):
 
 
 def gather(values: Tensor, token_ids: Tensor, mask: Tensor | None, columns: Columns) -> Tensor:
-    result: Tensor = Gather.apply(values, token_ids, mask, columns)  # type: ignore[no-untyped-call]
+    result: Tensor = Gather.apply(values, token_ids, mask, columns)
     return result

@@ -42,5 +42,5 @@ class GatherSeveral(Primitive):
 
 
 def gather_several(values: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
-    result: Tensor = GatherSeveral.apply(values, token_ids, mask)  # type: ignore[no-untyped-call]
+    result: Tensor = GatherSeveral.apply(values, token_ids, mask)
     return result

@@ -59,5 +59,5 @@ class Gradient(Primitive):
 
 
 def gradient(rows: Rows, grad_logp: Tensor | None, grad_lse: Tensor | None) -> Tensor:
-    result: Tensor = Gradient.apply(*rows, grad_logp, grad_lse)  # type: ignore[no-untyped-call]
+    result: Tensor = Gradient.apply(*rows, grad_logp, grad_lse)
     return result

@@ -54,5 +54,5 @@ class Probability(Primitive):
 
 
 def probability(rows: Rows) -> Tensor:
-    result: Tensor = Probability.apply(*rows)  # type: ignore[no-untyped-call]
+    result: Tensor = Probability.apply(*rows)
     return result

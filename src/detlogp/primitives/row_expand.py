@@ -39,5 +39,5 @@ class RowExpand(Primitive):
 
 
 def row_expand(values: Tensor, columns: Columns) -> Tensor:
-    result: Tensor = RowExpand.apply(values, columns)  # type: ignore[no-untyped-call]
+    result: Tensor = RowExpand.apply(values, columns)
     return result

@@ -43,5 +43,5 @@ class RowSum(Primitive):
 
 
 def row_sum(values: Tensor, columns: Columns) -> Tensor:
-    result: Tensor = RowSum.apply(values, columns)  # type: ignore[no-untyped-call]
+    result: Tensor = RowSum.apply(values, columns)
     return result

@@ -47,5 +47,5 @@ class Scatter(Primitive):
 
 def scatter(values: Tensor, token_ids: Tensor, mask: Tensor | None, columns: Columns) -> Tensor:
     args = (values, token_ids, mask, columns)
-    result: Tensor = Scatter.apply(*args)  # type: ignore[no-untyped-call]
+    result: Tensor = Scatter.apply(*args)
     return result

@@ -43,5 +43,5 @@ class ScatterSeveral(Primitive):
 
 def scatter_several(values: Tensor, token_ids: Tensor, mask: Tensor | None, vocab: int) -> Tensor:
     args = (values, token_ids, mask, vocab)
-    result: Tensor = ScatterSeveral.apply(*args)  # type: ignore[no-untyped-call]
+    result: Tensor = ScatterSeveral.apply(*args)
     return result

@@ -114,5 +114,5 @@ def second_order(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(of_logits [..., V], of_grad_logp [...], of_grad_lse [...])."""
     result: tuple[Tensor, Tensor, Tensor]
-    result = SecondOrder.apply(*rows, grad_logp, grad_lse, u)  # type: ignore[no-untyped-call]
+    result = SecondOrder.apply(*rows, grad_logp, grad_lse, u)
     return result

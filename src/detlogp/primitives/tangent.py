@@ -67,5 +67,5 @@ class Tangent(Primitive):
 
 
 def tangent(rows: Rows, dx: Tensor) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = Tangent.apply(*rows, dx)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = Tangent.apply(*rows, dx)
     return result

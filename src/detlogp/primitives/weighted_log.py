@@ -62,7 +62,7 @@ class WeightedLog(Primitive):
 
 
 def weighted_log(rows: Rows) -> Tensor:
-    result: Tensor = WeightedLog.apply(*rows)  # type: ignore[no-untyped-call]
+    result: Tensor = WeightedLog.apply(*rows)
     return result
 
 
